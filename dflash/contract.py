@@ -1,0 +1,195 @@
+"""The result contract: one JSON object on stdout, its schemas, and the only code that writes there.
+
+An envelope is a plain dict. `success` and `failure` build one, `Stdout` prints it. Schemas are JSON Schema
+(draft 2020-12); `schema(name)` returns one by the name that stands in the envelope's `schema` field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, TextIO
+
+from .errors import DFlashError, all_errors
+from .version import __version__
+
+Envelope = dict[str, Any]
+
+
+def meta(started: float) -> dict[str, Any]:
+    """What every envelope says about the run. `started` is a `time.perf_counter()` reading.
+
+    MLX is asked for its device only if something already imported it: a usage error stays fast.
+    """
+    mlx = sys.modules.get("mlx.core")
+    device = "none" if mlx is None else str(mlx.default_device().type).rpartition(".")[2]
+    versions = {}
+    for package in ("mlx", "mlx-lm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "version": __version__,
+        "device": device,
+        "packages": versions,
+        "elapsed_s": round(time.perf_counter() - started, 4),
+    }
+
+
+def success(name: str, result: dict[str, Any], warnings: list[dict[str, str]], started: float) -> Envelope:
+    return {"ok": True, "schema": name, "result": result, "warnings": warnings, "meta": meta(started)}
+
+
+def failure(error: DFlashError, started: float) -> Envelope:
+    body = {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "details": error.details,
+    }
+    return {"ok": False, "schema": "dflash.error/1", "error": body, "meta": meta(started)}
+
+
+def to_line(value: Any) -> str:
+    """Compact JSON on one line. Numbers that JSON lacks (NaN, infinity) are a fault of ours: they raise."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+
+
+class Stdout:
+    """A private handle on the real stdout, while everything else that prints lands on stderr.
+
+    Redirects at the level of file descriptors, so that C code and child processes cannot print between
+    the caller and the JSON either.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    @classmethod
+    @contextlib.contextmanager
+    def guarded(cls) -> Iterator[Stdout]:
+        sys.stdout.flush()
+        private = os.dup(1)
+        os.dup2(2, 1)
+        stream = os.fdopen(os.dup(private), "w", encoding="utf-8", errors="backslashreplace", newline="\n")
+        try:
+            yield cls(stream)
+        finally:
+            sys.stdout.flush()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+            os.dup2(private, 1)
+            os.close(private)
+
+    def write(self, text: str) -> None:
+        """Print `text` at once. A reader that went away (closed pipe) is not an error of ours."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+            self._stream.flush()
+
+    def write_line(self, value: Any) -> None:
+        self.write(to_line(value) + "\n")
+
+
+# ---------------------------------------------------------------- schemas
+
+
+def object_of(properties: dict[str, Any], optional: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    """An object whose properties are all required, except the named ones, and that has no others."""
+    required = [name for name in properties if name not in optional]
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+        **more,
+    }
+
+
+def nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+TEXT = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 0}
+NUMBER = {"type": "number", "minimum": 0}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+_WARNINGS = {"type": "array", "items": object_of({"code": TEXT, "message": TEXT})}
+_META = object_of(
+    {
+        "version": TEXT,
+        "device": {"enum": ["cpu", "gpu", "none"]},
+        "packages": {"type": "object", "additionalProperties": TEXT},
+        "elapsed_s": NUMBER,
+    }
+)
+
+_GENERATE = object_of(
+    {
+        "text": TEXT,
+        "tokens": {"type": "array", "items": COUNT},
+        "finish_reason": {"enum": ["stop", "length", "stop_string", "cancelled"]},
+        "mode": {"enum": ["dflash", "lookup", "baseline"]},
+        "model": TEXT,
+        "draft": nullable(TEXT),
+        "sampling": object_of({"temperature": NUMBER, "seed": nullable({"type": "integer"})}),
+        "usage": object_of({"prompt_tokens": COUNT, "completion_tokens": COUNT}),
+        "speed": object_of(
+            {
+                "prefill_s": NUMBER,
+                "decode_s": NUMBER,
+                "tokens_per_s": NUMBER,
+                "prompt_tokens_per_s": NUMBER,
+            }
+        ),
+        "speculation": object_of(
+            {
+                "block_size": COUNT,
+                "cycles": COUNT,
+                "accepted_length": NUMBER,
+                "acceptance_rate": SHARE,
+                "drafted_tokens": COUNT,
+                "width_histogram": {"type": "object", "additionalProperties": COUNT},
+            }
+        ),
+        "memory": object_of({"peak_bytes": COUNT}),
+    },
+    optional=("tokens",),
+)
+
+_RESULTS: dict[str, dict[str, Any]] = {"dflash.generate/1": _GENERATE}
+
+
+def register(name: str, result: dict[str, Any]) -> None:
+    """Publish the schema of a `result`. Called once per script's result, at import, next to its writer."""
+    _RESULTS[name] = result
+
+
+def schema_names() -> list[str]:
+    return sorted([*_RESULTS, "dflash.error/1"])
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of a whole envelope, by the name in its `schema` field. Unknown names: KeyError."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name}
+    if name == "dflash.error/1":
+        codes = sorted({cls.code for cls in all_errors()})
+        error = object_of(
+            {"code": {"enum": codes}, "message": TEXT, "hint": TEXT, "details": {"type": "object"}}
+        )
+        return head | object_of(
+            {"ok": {"const": False}, "schema": {"const": name}, "error": error, "meta": _META}
+        )
+    return head | object_of(
+        {
+            "ok": {"const": True},
+            "schema": {"const": name},
+            "result": _RESULTS[name],
+            "warnings": _WARNINGS,
+            "meta": _META,
+        }
+    )

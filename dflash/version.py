@@ -1,0 +1,3 @@
+"""The version, in one place: the build, the envelope and the API read it here."""
+
+__version__ = "0.1.0"
