@@ -8,9 +8,9 @@ Must run before the first `import mlx.core`. Imports no MLX.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import glob
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 REMEDY = "apt-get install -y libopenblas0-pthread"
@@ -51,17 +51,24 @@ def _load() -> Blas:
     if sys.platform != "linux":
         return Blas(None, "this platform brings its own BLAS", needed=False)
     if "mlx.core" in sys.modules:
-        return Blas(None, "mlx was imported before dflash, so OpenBLAS can no longer be put first", needed=True)
-    for candidate in _candidates():
+        return Blas(None, "mlx was imported before dflash: too late to put OpenBLAS in front", needed=True)
+    return first_that_loads(_candidates())
+
+
+def first_that_loads(candidates: Iterable[str]) -> Blas:
+    """Load the first of these libraries (sonames or paths) that exists, with its symbols in front."""
+    for candidate in candidates:
         try:
             ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         return Blas(candidate, "OpenBLAS is loaded in front of MLX", needed=True)
-    return Blas(None, f"OpenBLAS is not installed; on a CPU it is up to 20 times faster: {REMEDY}", needed=True)
+    note = f"OpenBLAS is not installed; with it a CPU is up to 20 times faster: {REMEDY}"
+    return Blas(None, note, needed=True)
 
 
-def _candidates() -> list[str]:
-    names = ["libopenblas.so.0", "libopenblasp.so.0", ctypes.util.find_library("openblas")]
-    found = [path for place in _PLACES for path in sorted(glob.glob(place))]
-    return [name for name in names if name] + found
+def _candidates() -> Iterator[str]:
+    """The names that the loader knows where to find, then paths that it does not."""
+    yield from ("libopenblas.so.0", "libopenblasp.so.0")
+    for place in _PLACES:
+        yield from sorted(glob.glob(place))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, TextIO
+from typing import Any
 
 from .errors import DFlashError, all_errors
 from .version import __version__
@@ -54,9 +55,20 @@ def failure(error: DFlashError, started: float) -> Envelope:
     return {"ok": False, "schema": "dflash.error/1", "error": body, "meta": meta(started)}
 
 
+# JSON leaves these as they are, yet they end a line for some readers (Python's splitlines among them).
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
 def to_line(value: Any) -> str:
-    """Compact JSON on one line. Numbers that JSON lacks (NaN, infinity) are a fault of ours: they raise."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
+    """Compact JSON on one line. What JSON lacks (NaN, infinity, arrays) is a fault of ours: it raises
+    ValueError or TypeError. Paths are written as text."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=os.fspath)
+    return line.translate(_LINE_ENDS)
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8, whatever the locale. A lone surrogate becomes `\\udxxx`, which JSON reads as what it was."""
+    return text.encode("utf-8", errors="backslashreplace")
 
 
 class Stdout:
@@ -66,33 +78,54 @@ class Stdout:
     the caller and the JSON either.
     """
 
-    def __init__(self, stream: TextIO):
-        self._stream = stream
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
 
     @classmethod
     @contextlib.contextmanager
     def guarded(cls) -> Iterator[Stdout]:
-        sys.stdout.flush()
+        for descriptor in (0, 1, 2):
+            _open_if_closed(descriptor)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there may be no sys.stdout
+            sys.stdout.flush()
         private = os.dup(1)
         os.dup2(2, 1)
-        stream = os.fdopen(os.dup(private), "w", encoding="utf-8", errors="backslashreplace", newline="\n")
         try:
-            yield cls(stream)
+            # Python's own prints share stderr's buffer, so that none is left behind for the real stdout.
+            with contextlib.redirect_stdout(sys.stderr):
+                yield cls(private)
         finally:
-            sys.stdout.flush()
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
             os.dup2(private, 1)
             os.close(private)
 
+    @property
+    def terminal(self) -> bool:
+        return os.isatty(self._descriptor)
+
     def write(self, text: str) -> None:
-        """Print `text` at once. A reader that went away (closed pipe) is not an error of ours."""
+        """Print `text` at once. A reader that went away (closed pipe) is not an error of ours; a full disk
+        behind a redirection is: OSError."""
+        rest = memoryview(encoded(text))
         with contextlib.suppress(BrokenPipeError):
-            self._stream.write(text)
-            self._stream.flush()
+            while rest:
+                try:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                except BlockingIOError:  # the other end of the pipe made it non-blocking; wait for room
+                    select.select([], [self._descriptor], [])
 
     def write_line(self, value: Any) -> None:
         self.write(to_line(value) + "\n")
+
+
+def _open_if_closed(descriptor: int) -> None:
+    """A closed standard stream's number would go to the next file opened, and prints would end up in it."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
 
 
 # ---------------------------------------------------------------- schemas

@@ -46,8 +46,8 @@ class Cycle:
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
-    """From here on the draft is not used; `code` and `message` say why (the result carries both)."""
+class Notice:
+    """Something the reader of the result should know: a fallback, a limit reached. Becomes a warning."""
 
     code: str
     message: str
@@ -67,4 +67,4 @@ class Finished:
     reason: FinishReason
 
 
-Event = Prefilling | Prefilled | Cycle | Fallback | Text | Finished
+Event = Prefilling | Prefilled | Cycle | Notice | Text | Finished

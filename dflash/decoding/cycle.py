@@ -1,0 +1,58 @@
+"""One cycle: draft, verify, accept, roll back. And one plain step, for when there is no draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from ..events import Cycle
+from .acceptance import accepted_prefix
+from .state import DecodeState
+
+
+def draft_and_verify(state: DecodeState, width: int) -> Cycle:
+    """Verify `width` tokens: the anchor and `width - 1` proposals. One host synchronisation.
+
+    Afterwards the target's caches cover every emitted token but the last, and the draft's context the same
+    positions.
+    """
+    started = time.perf_counter()
+    anchor = mx.array([[state.anchor]])
+    block = anchor  # (1, width)
+    if width > 1:
+        block = mx.concatenate([anchor, state.drafter.propose(anchor, width - 1)], axis=1)
+    features = state.session.forward(block)
+    choices = mx.argmax(state.target.logits(features.hidden), axis=-1)  # (1, width)
+
+    tokens = mx.concatenate([block, choices.astype(block.dtype)], axis=1)[0].tolist()  # the synchronisation
+    proposals, truth = tokens[1:width], tokens[width:]
+    accepted = accepted_prefix(proposals, truth)
+
+    state.session.rollback(accepted + 1)
+    state.drafter.observe(features.taps[:, : accepted + 1])
+    kept = state.commit(truth[: accepted + 1])
+    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started)
+
+
+def plain_steps(state: DecodeState) -> Iterator[Cycle]:
+    """Token after token until the answer ends. The next step is under way while a token is handed out."""
+    started = time.perf_counter()
+    following = _step(state, mx.array([[state.anchor]]))
+    while not state.ended and state.remaining:
+        token = following
+        if state.remaining > 1:
+            following = _step(state, token)
+        kept = state.commit([token.item()])
+        now = time.perf_counter()
+        yield Cycle(kept, 0, 0, 1, now - started)
+        started = now
+
+
+def _step(state: DecodeState, token: mx.array) -> mx.array:
+    """Launch the pass that turns `token` (1, 1) into the next one, and return that, unevaluated."""
+    hidden = state.session.forward(token).hidden
+    following = mx.argmax(state.target.logits(hidden), axis=-1)
+    mx.async_eval(following)
+    return following

@@ -1,0 +1,55 @@
+"""Everything one request owns while it is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..drafts.base import Drafter
+from ..targets.base import TargetAdapter, TargetSession
+
+
+@dataclass
+class DecodeState:
+    """One request.
+
+    Attributes:
+        target: shared weights; `session` the request's caches in them.
+        drafter: the request's context in the draft, or None when decoding is plain.
+        prompt: ids that go through the target before the first token.
+        budget: most tokens to emit.
+        end_tokens: ids that end the answer (empty when they are to be ignored).
+        draft_limit: positions the draft was made for.
+        emitted: tokens of the answer so far. The last one is the anchor: emitted, not yet run.
+    """
+
+    target: TargetAdapter
+    session: TargetSession
+    drafter: Drafter | None
+    prompt: list[int]
+    budget: int
+    end_tokens: frozenset[int]
+    draft_limit: int = 0
+    emitted: list[int] = field(default_factory=list)
+
+    @property
+    def anchor(self) -> int:
+        return self.emitted[-1]
+
+    @property
+    def remaining(self) -> int:
+        return self.budget - len(self.emitted)
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end token was emitted; nothing comes after it."""
+        return bool(self.emitted) and self.emitted[-1] in self.end_tokens
+
+    def commit(self, tokens: list[int]) -> tuple[int, ...]:
+        """Append `tokens` up to the end of the answer; returns those that were appended."""
+        kept = tokens[: self.remaining]
+        for index, token in enumerate(kept):
+            if token in self.end_tokens:
+                kept = kept[: index + 1]
+                break
+        self.emitted.extend(kept)
+        return tuple(kept)

@@ -1,0 +1,1 @@
+"""Drafts: who proposes. All geometry comes from the checkpoint."""

@@ -1,0 +1,135 @@
+"""The result of a generation: a fold over its events. Streamed and whole answers share this one path."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .config import Mode
+from .events import Cycle, Event, FinishReason, Finished, Notice, Prefilled, Text
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What was generated, and what it took.
+
+    Attributes:
+        text: the answer, without its end token or stop text.
+        tokens: ids of the answer, the end token included.
+        finish_reason: "stop" (end token), "length", "stop_string" or "cancelled".
+        mode: what ran: "dflash" if any cycle drafted, else "baseline".
+        prompt_tokens: ids that went through the target before the first token.
+        prefill_seconds, decode_seconds: until the first token, and from it to the last.
+        cycles: verification passes after the first token (plain steps included).
+        drafted_tokens: proposals verified.
+        accepted_tokens: proposals that are part of the answer.
+        width_histogram: passes by the number of tokens they verified.
+        notices: what the reader should know, as (code, message).
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    mode: Mode
+    prompt_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    cycles: int
+    drafted_tokens: int
+    accepted_tokens: int
+    width_histogram: dict[int, int]
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed: tokens after the first, over the time after the first."""
+        return _ratio(max(len(self.tokens) - 1, 0), self.decode_seconds)
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        return _ratio(self.prompt_tokens, self.prefill_seconds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Emitted tokens that were drafted, over emitted tokens (0 to 1)."""
+        return _ratio(self.accepted_tokens, len(self.tokens))
+
+    @property
+    def accepted_length(self) -> float:
+        """Tokens emitted per pass, the target's own included (1 without a draft)."""
+        return _ratio(max(len(self.tokens) - 1, 0), self.cycles)
+
+
+# Published pairs accept 1 to 6 proposals a cycle, even on text they are bad at; a draft with wrong taps, mask or
+# weights accepts next to none. Fewer cycles than these say little.
+_ENOUGH_CYCLES = 24
+_POOR_ACCEPTANCE = 0.2
+
+
+@dataclass
+class ResultFold:
+    """Takes events as they come; `result` can be asked for at any time, also after an interruption."""
+
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    widths: Counter[int] = field(default_factory=Counter)
+    notices: list[Notice] = field(default_factory=list)
+    prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    finish_reason: FinishReason = "cancelled"
+    _first_at: float | None = None
+    _last_at: float = 0.0
+
+    def push(self, event: Event) -> None:
+        match event:
+            case Text(piece):
+                self.text.append(piece)
+            case Prefilled(prompt_tokens, token, seconds):
+                self.prompt_tokens, self.prefill_seconds = prompt_tokens, seconds
+                self.tokens.append(token)
+                self._first_at = self._last_at = time.perf_counter()
+            case Cycle(tokens, drafted, accepted, width, _):
+                self.tokens.extend(tokens)
+                self.widths[width] += 1
+                self.drafted += drafted
+                self.accepted += min(accepted, len(tokens))
+                self._last_at = time.perf_counter()
+            case Notice():
+                self.notices.append(event)
+            case Finished(reason):
+                self.finish_reason = reason
+
+    def low_acceptance(self) -> Notice | None:
+        """A remark when the draft hardly ever helped: a wrong draft loads, runs and answers like a right one."""
+        cycles = sum(count for width, count in self.widths.items() if width > 1)
+        if cycles < _ENOUGH_CYCLES or self.accepted >= _POOR_ACCEPTANCE * cycles:
+            return None
+        return Notice(
+            "low_acceptance",
+            f"of {self.drafted} proposed tokens {self.accepted} were right; the draft may belong to another "
+            "version of this target, or not suit this text",
+        )
+
+    def result(self) -> GenerationResult:
+        """Everything so far. Without a `Finished` event the finish reason is "cancelled"."""
+        return GenerationResult(
+            text="".join(self.text),
+            tokens=tuple(self.tokens),
+            finish_reason=self.finish_reason,
+            mode="dflash" if self.drafted else "baseline",
+            prompt_tokens=self.prompt_tokens,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=0.0 if self._first_at is None else self._last_at - self._first_at,
+            cycles=sum(self.widths.values()),
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+            width_histogram=dict(sorted(self.widths.items())),
+            notices=(*self.notices, *([low] if (low := self.low_acceptance()) else [])),
+        )
+
+
+def _ratio(count: float, total: float) -> float:
+    return count / total if total else 0.0

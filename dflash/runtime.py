@@ -1,0 +1,249 @@
+"""`DFlashRuntime`: loaded parts wired to the loop. It has no policy of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from .config import CPU_WIDTH, DFlashConfig, SamplingParams
+from .decoding.loop import decode
+from .decoding.state import DecodeState
+from .decoding.stopping import StopTexts
+from .decoding.width import FixedWidth, WidthPolicy
+from .drafts.base import Draft
+from .errors import BadValue, ContextExceeded, EmptyPrompt
+from .events import Cycle, Event, Finished, Notice, Prefilled, Text
+from .models import sources
+from .models.loading import LoadedTarget, load_draft, load_target
+from .models.registry import lookup
+from .result import GenerationResult, ResultFold
+from .text.detokenize import TextStream
+from .text.template import Message, chat_ids, text_ids
+
+Prompt = str | Sequence[Message]
+
+
+class DFlashRuntime:
+    """A target, its draft, and how they run. One generation at a time; requests share only weights.
+
+    Attributes:
+        model, draft_name: what was loaded, as the user named it or as the registry resolved it.
+    """
+
+    def __init__(
+        self,
+        target: LoadedTarget,
+        draft: Draft | None = None,
+        config: DFlashConfig | None = None,
+        *,
+        model: str = "",
+        draft_name: str | None = None,
+    ):
+        self.config = config or DFlashConfig()
+        self.target = target
+        self.draft = draft if self.config.mode == "dflash" else None
+        self.model = model
+        self.draft_name = draft_name if self.draft is not None else None
+        self.block_size = _width(self.config.draft_block_size, self.draft)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str = sources.EMBEDDED,
+        draft: str | None = None,
+        config: DFlashConfig | None = None,
+        *,
+        progress: bool = False,
+    ) -> DFlashRuntime:
+        """Find, fetch and load a pair.
+
+        Args:
+            model: hub name, folder, GGUF file or the embedded pair's name.
+            draft: the same for the draft; None asks the registry.
+            config: how to run; `DFlashConfig(mode="baseline")` loads no draft at all.
+            progress: show download progress on stderr.
+
+        Raises:
+            DFlashError: with the code that says why (see `dflash.errors`).
+        """
+        config = config or DFlashConfig()
+        where = {"cache_dir": config.cache_dir, "offline": config.offline, "progress": progress}
+        drafted = config.mode == "dflash"
+        if drafted and draft is None and sources.is_on_the_hub(model):
+            draft = lookup(model).draft  # a model without a draft is refused before it is downloaded
+        source = sources.locate(model, revision=config.revision, what="model", **where)
+        if not drafted:
+            return cls(load_target(source.folder), None, config, model=source.name)
+        draft = draft or lookup(model).draft
+        found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
+        target = load_target(source.folder)
+        loaded = load_draft(found.folder, target.adapter)
+        return cls(target, loaded, config, model=source.name, draft_name=found.name)
+
+    def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
+        """The whole answer to `prompt`. Takes what `events` takes."""
+        fold = ResultFold()
+        for event in self.events(prompt, **options):
+            fold.push(event)
+        return fold.result()
+
+    def stream_generate(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+        """The answer in pieces, each as soon as it is verified; joined they are `generate`'s text."""
+        for event in self.events(prompt, **options):
+            if isinstance(event, Text):
+                yield event.piece
+
+    def events(
+        self,
+        prompt: Prompt,
+        *,
+        use_chat_template: bool = True,
+        chat_template_args: dict[str, Any] | None = None,
+        params: SamplingParams | None = None,
+        **settings: Any,
+    ) -> Iterator[Event]:
+        """Everything that happens while answering `prompt`.
+
+        Args:
+            prompt: text (one user message), or a list of {role, content} messages.
+            use_chat_template: False feeds the text to the model as it is.
+            chat_template_args: passed through to the template, e.g. {"enable_thinking": False}.
+            params: or its fields as keywords: max_tokens, stop, ignore_eos, seed.
+
+        Raises:
+            UsageError: an empty prompt, bad messages or settings.
+            ContextExceeded: the prompt leaves no room for an answer.
+        """
+        params = _params(params, settings)
+        ids, notices = self._encode(prompt, use_chat_template, chat_template_args or {})
+        state, limits = self._open(ids, params)
+        return self._run(state, params, [*notices, *limits])
+
+    def _encode(
+        self, prompt: Prompt, templated: bool, arguments: dict[str, Any]
+    ) -> tuple[list[int], list[Notice]]:
+        tokenizer = self.target.tokenizer
+        if isinstance(prompt, str) and not prompt.strip():
+            raise EmptyPrompt("the prompt is empty")
+        if not templated:
+            if not isinstance(prompt, str):
+                raise BadValue("messages need a chat template", "leave out --no-chat-template")
+            return text_ids(tokenizer, prompt), []
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if tokenizer.has_chat_template:
+            return chat_ids(tokenizer, messages, arguments), []
+        if not isinstance(prompt, str):
+            raise BadValue("this model has no chat template, so it takes text, not messages")
+        return text_ids(tokenizer, prompt), [
+            Notice("no_chat_template", "the model has no chat template; the prompt was used as plain text")
+        ]
+
+    def _open(self, ids: list[int], params: SamplingParams) -> tuple[DecodeState, list[Notice]]:
+        """A fresh state for one request; nothing of an earlier request is in it."""
+        if not ids:
+            raise EmptyPrompt("the prompt has no tokens")
+        adapter = self.target.adapter
+        limit = min((x for x in (self.config.max_ctx, adapter.max_context) if x), default=None)
+        budget, notices = params.max_tokens, []
+        if limit is not None:
+            if len(ids) >= limit:
+                raise ContextExceeded(
+                    f"the prompt has {len(ids)} tokens, the context holds {limit} with the answer",
+                    prompt_tokens=len(ids),
+                    context_tokens=limit,
+                )
+            budget = min(budget, limit - len(ids))
+        draft = self.draft
+        if draft is not None and len(ids) + 2 > draft.max_context:
+            notices.append(
+                Notice(
+                    "draft_context_limit",
+                    f"the prompt has {len(ids)} tokens, the draft was made for {draft.max_context}: "
+                    "decoding was plain",
+                )
+            )
+            draft = None
+        state = DecodeState(
+            target=adapter,
+            session=adapter.start(draft.taps if draft else ()),
+            drafter=draft.start(adapter) if draft else None,
+            prompt=ids,
+            budget=budget,
+            end_tokens=frozenset() if params.ignore_eos else self.target.end_tokens,
+            draft_limit=draft.max_context if draft else 0,
+        )
+        return state, notices
+
+    def _run(self, state: DecodeState, params: SamplingParams, notices: list[Notice]) -> Iterator[Event]:
+        """The loop's events with the text they make, cut at the first stop text."""
+        yield from notices
+        text = TextStream(lambda ids: self.target.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        stops = StopTexts(params.stop)
+        for event in decode(state, self._policy(), self.config.prefill_chunk):
+            match event:
+                case Prefilled(token=token):
+                    tokens: tuple[int, ...] = (token,)
+                case Cycle(tokens=tokens):
+                    pass
+                case Finished():
+                    if piece := stops.push(text.finish()) + stops.finish():
+                        yield Text(piece)
+                    yield from self._context_notice(state, params, event)
+                    yield Finished("stop_string") if stops.hit else event
+                    return
+                case _:
+                    yield event
+                    continue
+            piece, used = self._shown(tokens, state, text, stops)
+            yield replace(event, tokens=tokens[:used]) if isinstance(event, Cycle) else event
+            if piece:
+                yield Text(piece)
+            if stops.hit:
+                yield Finished("stop_string")
+                return
+
+    @staticmethod
+    def _shown(
+        tokens: tuple[int, ...], state: DecodeState, text: TextStream, stops: StopTexts
+    ) -> tuple[str, int]:
+        """The text of `tokens` that may be shown, and how many of them an answer ending here has."""
+        piece = ""
+        for used, token in enumerate(tokens, start=1):
+            if token not in state.end_tokens:
+                piece += stops.push(text.push(token))
+            if stops.hit:
+                return piece, used
+        return piece, len(tokens)
+
+    def _context_notice(
+        self, state: DecodeState, params: SamplingParams, end: Finished
+    ) -> Iterator[Notice]:
+        if end.reason == "length" and state.budget < params.max_tokens:
+            total = len(state.prompt) + state.budget
+            yield Notice("context_full", f"the answer ended where the context of {total} tokens was full")
+
+    def _policy(self) -> WidthPolicy:
+        return FixedWidth(self.block_size)
+
+
+def _params(params: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
+    try:
+        return replace(params or SamplingParams(), **settings)
+    except TypeError as error:
+        known = ", ".join(SamplingParams.__dataclass_fields__)
+        raise BadValue(f"unknown setting: {error}", f"known settings: {known}") from error
+
+
+def _width(asked: int | None, draft: Draft | None) -> int:
+    """The width of a cycle: what was asked for, checked against the draft, or the device's default."""
+    if draft is None:
+        return 1
+    if asked is not None:
+        if asked > draft.block_size:
+            raise BadValue(f"draft_block_size is {asked}, but this draft was trained for {draft.block_size}")
+        return asked
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    return min(CPU_WIDTH, draft.block_size) if on_cpu else draft.block_size

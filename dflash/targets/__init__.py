@@ -1,0 +1,1 @@
+"""Targets: what the loop needs of the model whose answers are wanted."""

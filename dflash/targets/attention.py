@@ -1,0 +1,99 @@
+"""Targets whose layers all keep a plain key-value cache: llama, mistral, qwen2, qwen3, qwen3_moe and alike.
+
+Hidden states come from running the model's own layers one after the other; nothing in the model is replaced.
+Whether a model may be run this way is not assumed from its name: `choose.py` reads its parts and
+`models/loading.py` compares the result with the model's own forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+
+from .base import Features
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pieces of a decoder, as the model itself holds them."""
+
+    embed: nn.Module
+    layers: list[nn.Module]
+    norm: nn.Module
+    head: Callable[[mx.array], mx.array]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Parts | None:
+        """Find the pieces in an mlx-lm model, text-only or wrapped; None if it is built otherwise."""
+        owner = getattr(model, "language_model", model)
+        inner = getattr(owner, "model", None)
+        embed, norm = getattr(inner, "embed_tokens", None), getattr(inner, "norm", None)
+        if embed is None or norm is None or not hasattr(inner, "layers"):
+            return None
+        head = getattr(owner, "lm_head", None) or embed.as_linear
+        return cls(embed, list(inner.layers), norm, head)
+
+
+class AttentionTarget:
+    """A `TargetAdapter` over plain key-value caches."""
+
+    kind = "attention"
+
+    def __init__(self, parts: Parts, *, vocab_size: int, max_context: int | None):
+        self._parts = parts
+        self.num_layers = len(parts.layers)
+        self.hidden_size = parts.norm.weight.shape[-1]
+        self.vocab_size = vocab_size
+        self.max_context = max_context
+
+    def start(self, taps: tuple[int, ...] = ()) -> AttentionSession:
+        return AttentionSession(self._parts, taps)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        return self._parts.embed(tokens)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self._parts.head(hidden)
+
+    project = logits
+
+
+class AttentionSession:
+    """One request's key-value caches."""
+
+    def __init__(self, parts: Parts, taps: tuple[int, ...]):
+        self._parts = parts
+        self._taps = taps
+        self._caches = [KVCache() for _ in parts.layers]
+        self._last_width = 0
+
+    @property
+    def offset(self) -> int:
+        return self._caches[0].offset
+
+    def forward(self, tokens: mx.array) -> Features:
+        hidden = self._parts.embed(tokens)  # (1, n) -> (1, n, D)
+        mask = create_attention_mask(hidden, self._caches[0])
+        tapped = {}
+        for index, (layer, cache) in enumerate(zip(self._parts.layers, self._caches, strict=True)):
+            hidden = layer(hidden, mask, cache)
+            if index in self._taps:
+                tapped[index] = hidden
+        self._last_width = tokens.shape[1]
+        taps = mx.concatenate([tapped[i] for i in self._taps], axis=-1) if self._taps else None
+        return Features(self._parts.norm(hidden), taps)
+
+    def rollback(self, keep: int) -> None:
+        excess = self._last_width - keep
+        if excess:
+            for cache in self._caches:
+                cache.trim(excess)
+        self._last_width = keep
+
+    def arrays(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in (cache.keys, cache.values)]
