@@ -19,7 +19,14 @@ _HOMES = {
     "__version__": "version",
 }
 
-__all__ = ["DFlashConfig", "DFlashError", "DFlashRuntime", "GenerationResult", "SamplingParams", "__version__"]
+__all__ = [
+    "DFlashConfig",
+    "DFlashError",
+    "DFlashRuntime",
+    "GenerationResult",
+    "SamplingParams",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .config import Mode
-from .events import Cycle, Event, FinishReason, Finished, Notice, Prefilled, Text
+from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Text
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import blas
 from .config import CPU_WIDTH, DFlashConfig, SamplingParams
 from .decoding.loop import decode
 from .decoding.state import DecodeState
@@ -17,6 +18,7 @@ from .drafts.base import Draft
 from .errors import BadValue, ContextExceeded, EmptyPrompt
 from .events import Cycle, Event, Finished, Notice, Prefilled, Text
 from .models import sources
+from .models.fitting import fit
 from .models.loading import LoadedTarget, load_draft, load_target
 from .models.registry import lookup
 from .result import GenerationResult, ResultFold
@@ -31,6 +33,8 @@ class DFlashRuntime:
 
     Attributes:
         model, draft_name: what was loaded, as the user named it or as the registry resolved it.
+        block_size: tokens verified in a cycle, anchor included; 1 without a draft.
+        notices: what the loading had to say; every request's events begin with them.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class DFlashRuntime:
         *,
         model: str = "",
         draft_name: str | None = None,
+        notices: tuple[Notice, ...] = (),
     ):
         self.config = config or DFlashConfig()
         self.target = target
@@ -48,6 +53,7 @@ class DFlashRuntime:
         self.model = model
         self.draft_name = draft_name if self.draft is not None else None
         self.block_size = _width(self.config.draft_block_size, self.draft)
+        self.notices = notices
 
     @classmethod
     def from_pretrained(
@@ -75,13 +81,16 @@ class DFlashRuntime:
         if drafted and draft is None and sources.is_on_the_hub(model):
             draft = lookup(model).draft  # a model without a draft is refused before it is downloaded
         source = sources.locate(model, revision=config.revision, what="model", **where)
-        if not drafted:
-            return cls(load_target(source.folder), None, config, model=source.name)
-        draft = draft or lookup(model).draft
-        found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
-        target = load_target(source.folder)
-        loaded = load_draft(found.folder, target.adapter)
-        return cls(target, loaded, config, model=source.name, draft_name=found.name)
+        found = None
+        if drafted:
+            draft = draft or lookup(model).draft
+            found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
+        how = fit(source.folder, found and found.folder, context=config.max_ctx)
+        target = load_target(source.folder, widen=how.widen)
+        loaded = found and load_draft(found.folder, target.adapter, widen=how.widen)
+        names = {"model": source.name, "draft_name": found and found.name}
+        notices = tuple(notice for notice in (how.notice, _blas_notice()) if notice)
+        return cls(target, loaded, config, **names, notices=notices)
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """The whole answer to `prompt`. Takes what `events` takes."""
@@ -120,7 +129,7 @@ class DFlashRuntime:
         params = _params(params, settings)
         ids, notices = self._encode(prompt, use_chat_template, chat_template_args or {})
         state, limits = self._open(ids, params)
-        return self._run(state, params, [*notices, *limits])
+        return self._run(state, params, [*self.notices, *notices, *limits])
 
     def _encode(
         self, prompt: Prompt, templated: bool, arguments: dict[str, Any]
@@ -218,9 +227,7 @@ class DFlashRuntime:
                 return piece, used
         return piece, len(tokens)
 
-    def _context_notice(
-        self, state: DecodeState, params: SamplingParams, end: Finished
-    ) -> Iterator[Notice]:
+    def _context_notice(self, state: DecodeState, params: SamplingParams, end: Finished) -> Iterator[Notice]:
         if end.reason == "length" and state.budget < params.max_tokens:
             total = len(state.prompt) + state.budget
             yield Notice("context_full", f"the answer ended where the context of {total} tokens was full")
@@ -245,5 +252,13 @@ def _width(asked: int | None, draft: Draft | None) -> int:
         if asked > draft.block_size:
             raise BadValue(f"draft_block_size is {asked}, but this draft was trained for {draft.block_size}")
         return asked
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    return min(CPU_WIDTH, draft.block_size) if on_cpu else draft.block_size
+    return min(CPU_WIDTH, draft.block_size) if _on_cpu() else draft.block_size
+
+
+def _on_cpu() -> bool:
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
+def _blas_notice() -> Notice | None:
+    found = blas.preload()
+    return Notice("no_openblas", found.note) if found.missing and _on_cpu() else None

@@ -173,6 +173,7 @@ def test_text_stays_text_whatever_it_looks_like(call, text):
         ("--no-eos false", {"eos": False, "prompt": "false"}),
         ("--eos False", {"eos": False}),
         ("--eos true", {"eos": True}),
+        ("--eos no", {"eos": True, "prompt": "no"}),
         ("--eos=false", {"eos": False}),
         ("--eos=FALSE", {"eos": False}),
         ("--eos=no", {"eos": False}),
@@ -682,15 +683,16 @@ def test_output_follows_a_link_and_leaves_it_in_place(call, tmp_path):
     assert json.loads((tmp_path / "real.json").read_text())["ok"]
 
 
-@pytest.mark.parametrize("where", ["missing/out.json", ".", "file/out.json", "n" * 300, os.devnull])
+@pytest.mark.parametrize("where", ["missing/out.json", ".", "file/out.json", "pipe", "n" * 300])
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(call, tmp_path, where):
     (tmp_path / "file").write_text("not a folder")
+    os.mkfifo(tmp_path / "pipe")  # stands for devices too: a rename would put a plain file in their place
     status, stdout, _ = call("--output", str(tmp_path / where))
     error = the_failure(stdout)
     assert (status, error["code"], ran) == (2, "bad_value", [])
     assert "--output" in error["message"]
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert not Path(os.devnull).is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -34,7 +34,10 @@ def test_the_prompts_are_what_the_models_own_template_makes(runtime):
 
 
 def check(runtime, cases, width):
-    assert mx.default_device() != mx.Device(mx.cpu) or runtime.target.adapter.embed(mx.array([[0]])).dtype == mx.float32
+    assert (
+        mx.default_device() != mx.Device(mx.cpu)
+        or runtime.target.adapter.embed(mx.array([[0]])).dtype == mx.float32
+    )
     engine = at_width(runtime, width)
     for case in cases:
         result = engine.generate(case["prompt"], max_tokens=200)

@@ -60,7 +60,9 @@ def test_imports_follow_the_arrows(path):
         assert names[0] != "scripts"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) in NO_MLX], ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if part(p) in NO_MLX], ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_parts_that_must_start_fast_do_not_import_mlx(path):
     for module, at_import in imports(path):
         if at_import:

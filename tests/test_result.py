@@ -12,7 +12,9 @@ def folded(*events):
 
 
 def test_an_interrupted_run_is_a_cancelled_result_with_what_there_was():
-    result = folded(Prefilling(3, 9), Prefilled(9, 5, 0.5), Text("a"), Cycle((6, 7), 3, 1, 4, 0.1), Text("bc"))
+    result = folded(
+        Prefilling(3, 9), Prefilled(9, 5, 0.5), Text("a"), Cycle((6, 7), 3, 1, 4, 0.1), Text("bc")
+    )
     assert (result.text, result.tokens, result.finish_reason) == ("abc", (5, 6, 7), "cancelled")
     assert result.prompt_tokens_per_second == 18
 

@@ -201,7 +201,7 @@ def test_template_arguments_reach_the_template(tmp_path, folders):
     runtime = DFlashRuntime.from_pretrained(str(target), config=DFlashConfig(mode="baseline"))
     result = runtime.generate("x", chat_template_args={"mood": "glad"}, max_tokens=2)
     assert result.prompt_tokens == 4
-    with pytest.raises(ChatTemplateFailed, match="user.*no mood") as caught:
+    with pytest.raises(ChatTemplateFailed, match=r"user.*no mood") as caught:
         runtime.generate("x")
     assert caught.value.details["roles"] == ["user"]
 
@@ -218,14 +218,22 @@ def test_a_model_without_a_template_takes_text_and_says_so(tmp_path):
 
 @pytest.mark.parametrize(
     ("prompt", "error"),
-    [("", EmptyPrompt), (" \n", EmptyPrompt), ([], EmptyPrompt), ([{"content": "x"}], BadValue), ({}, BadValue)],
+    [
+        ("", EmptyPrompt),
+        (" \n", EmptyPrompt),
+        ([], EmptyPrompt),
+        ([{"content": "x"}], BadValue),
+        ({}, BadValue),
+    ],
 )
 def test_prompts_that_are_none_are_refused(runtime, prompt, error):
     with pytest.raises(error):
         runtime.generate(prompt)
 
 
-@pytest.mark.parametrize("settings", [{"max_tokens": 0}, {"max_tokens": -1}, {"stop": "x"}, {"stop": [""]}, {"top": 1}])
+@pytest.mark.parametrize(
+    "settings", [{"max_tokens": 0}, {"max_tokens": -1}, {"stop": "x"}, {"stop": [""]}, {"top": 1}]
+)
 def test_settings_that_make_no_sense_are_refused(runtime, settings):
     with pytest.raises(BadValue):
         runtime.generate("x", **settings)

@@ -153,13 +153,17 @@ def draft_generation(config: dict[str, Any]) -> int:
         if config.get(sign) is not None or nested.get(sign) is not None:
             raise UnsupportedDraft(f"this draft is {what} (config key {sign})")
     if config.get("sample_from_anchor") or nested.get("sample_from_anchor"):
-        raise UnsupportedDraft("this draft predicts from the anchor slot (sample_from_anchor), DFlash does not")
+        raise UnsupportedDraft(
+            "this draft predicts from the anchor slot (sample_from_anchor), DFlash does not"
+        )
     architectures = config.get("architectures") or []
     for name in architectures:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     found = ", ".join(architectures) or "none"
-    raise UnsupportedDraft(f"not a DFlash draft: architectures {found}, expected {' or '.join(ARCHITECTURES)}")
+    raise UnsupportedDraft(
+        f"not a DFlash draft: architectures {found}, expected {' or '.join(ARCHITECTURES)}"
+    )
 
 
 def clean_names(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -174,7 +178,9 @@ def clean_names(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             if sign in name:
                 raise UnsupportedDraft(f"this is {what} (tensor {name})")
     # Owned copies of the target's tables occur in the wild; the target's own are the ones that count.
-    return {n: a for n, a in cleaned.items() if not n.startswith(("embed_tokens.", "lm_head.", "rotary_emb."))}
+    return {
+        n: a for n, a in cleaned.items() if not n.startswith(("embed_tokens.", "lm_head.", "rotary_emb."))
+    }
 
 
 def _second_generation(required: Callable[[str], Any], setting: Callable[[str], Any]) -> dict[str, int]:
@@ -196,7 +202,9 @@ def _second_generation(required: Callable[[str], Any], setting: Callable[[str], 
 def _windows(config: dict[str, Any], swa_window: int | None, layers: int) -> tuple[int | None, ...]:
     kinds = config.get("layer_types") or ["full_attention"] * layers
     if len(kinds) != layers:
-        raise BadCheckpoint(f"the draft's layer_types names {len(kinds)} layers, num_hidden_layers is {layers}")
+        raise BadCheckpoint(
+            f"the draft's layer_types names {len(kinds)} layers, num_hidden_layers is {layers}"
+        )
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
         raise UnsupportedDraft(f"the draft has layers of type {', '.join(sorted(unknown))}")
     window = config.get("sliding_window") or swa_window
@@ -214,7 +222,9 @@ def _taps(listed: list[int] | None, target_layers: int | None, draft_layers: int
     """The tapped layers, or the format's default rule: evenly spaced from 1 to N - 3, rounded."""
     if listed:
         if min(listed) < 0:
-            raise UnsupportedDraft(f"the draft taps layer {min(listed)}: taps of the embedding are not DFlash")
+            raise UnsupportedDraft(
+                f"the draft taps layer {min(listed)}: taps of the embedding are not DFlash"
+            )
         return tuple(listed)
     if target_layers is None:
         raise BadCheckpoint("the draft's config.json has neither target_layer_ids nor num_target_layers")
@@ -232,4 +242,6 @@ def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
-    return {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")} | {"type": kind}
+    return {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")} | {
+        "type": kind
+    }

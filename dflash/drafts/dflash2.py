@@ -109,7 +109,9 @@ class DFlash2Draft(DFlashDraft):
         chosen = mx.argmax(scores[0] + first)
         path = [chosen]
         if len(candidates) > 1:
-            pairs = self.candidate_selector.pairs(candidates[:-1], hidden[:, 1:], candidates[1:])  # (m-1, K, K)
+            pairs = self.candidate_selector.pairs(
+                candidates[:-1], hidden[:, 1:], candidates[1:]
+            )  # (m-1, K, K)
             lattice = scores[1:, None] + pairs
             for step in range(len(candidates) - 1):
                 chosen = mx.argmax(lattice[step][chosen])

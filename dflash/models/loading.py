@@ -44,8 +44,8 @@ class LoadedTarget:
     end_tokens: frozenset[int]
 
 
-def load_target(folder: Path) -> LoadedTarget:
-    """Load the model and tokenizer in `folder`.
+def load_target(folder: Path, *, widen: bool) -> LoadedTarget:
+    """Load the model and tokenizer in `folder`; `widen` turns its weights into fp32 (see `fitting`).
 
     Raises:
         ModelIsDraft: the folder holds a draft.
@@ -56,7 +56,7 @@ def load_target(folder: Path) -> LoadedTarget:
         raise ModelIsDraft(f"{folder} is a draft, not a model that can answer by itself")
     config = load_config(folder)
     model = _load_model(folder)
-    if mx.default_device() == mx.Device(mx.cpu):
+    if widen:
         run_in_fp32(model)
     mx.eval(model.parameters())
     try:
@@ -75,8 +75,8 @@ def load_target(folder: Path) -> LoadedTarget:
     return LoadedTarget(model, adapter, tokenizer, frozenset(tokenizer.eos_token_ids))
 
 
-def load_draft(folder: Path, target: TargetAdapter) -> Draft:
-    """Load the draft in `folder` and check that it belongs to `target`.
+def load_draft(folder: Path, target: TargetAdapter, *, widen: bool) -> Draft:
+    """Load the draft in `folder` and check that it belongs to `target`; `widen` as for the target.
 
     Raises:
         UnsupportedDraft: not a DFlash draft, or a packaging with other conventions.
@@ -96,7 +96,7 @@ def load_draft(folder: Path, target: TargetAdapter) -> Draft:
     draft = (DFlash2Draft if config.generation == 2 else DFlashDraft)(config)
     draft.load(weights)
     dtype = target.embed(mx.array([[0]])).dtype
-    if mx.default_device() == mx.Device(mx.cpu):
+    if widen:
         run_in_fp32(draft)
     else:
         cast(draft, mx.bfloat16 if dtype == mx.float16 else dtype)

@@ -15,7 +15,9 @@ from .attention import AttentionTarget, Parts
 from .base import TargetAdapter
 from .opaque import OpaqueTarget
 
-SUPPORTED = "models that keep one plain key-value cache per layer (llama, mistral, qwen2, qwen3, qwen3_moe, ...)"
+SUPPORTED = (
+    "models that keep one plain key-value cache per layer (llama, mistral, qwen2, qwen3, qwen3_moe, ...)"
+)
 
 
 def choose(model: nn.Module, config: dict[str, Any]) -> TargetAdapter:
@@ -27,7 +29,9 @@ def choose(model: nn.Module, config: dict[str, Any]) -> TargetAdapter:
     parts = Parts.of(model)
     caches = make_prompt_cache(model)
     if parts is None:
-        why = f"{config['model_type']} is not built as embedding, layers, norm and head; supported: {SUPPORTED}"
+        why = (
+            f"{config['model_type']} is not built as embedding, layers, norm and head; supported: {SUPPORTED}"
+        )
         return OpaqueTarget(model, **facts, why=why)
     if any(type(cache) is not KVCache for cache in caches) or len(caches) != len(parts.layers):
         kinds = sorted({type(cache).__name__ for cache in caches})

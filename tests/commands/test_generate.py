@@ -76,7 +76,9 @@ def test_block_size_and_mode_change_the_work_and_not_the_answer(here, folders):
 
 def test_a_system_message_and_stop_texts_reach_the_model(here):
     _, plain, _ = script.run("generate", "Hello", *here, "--max-tokens", 40, "--no-eos")
-    _, told, _ = script.run("generate", "Hello", *here, "--max-tokens", 40, "--no-eos", "--system", "Be brief.")
+    _, told, _ = script.run(
+        "generate", "Hello", *here, "--max-tokens", 40, "--no-eos", "--system", "Be brief."
+    )
     assert told["result"]["usage"]["prompt_tokens"] > plain["result"]["usage"]["prompt_tokens"]
     text = plain["result"]["text"]
     stop = re.search(r"[^\ufffd\s]{3}", text[5:])[0]  # the random model's text is mostly not text
@@ -88,12 +90,8 @@ def test_a_system_message_and_stop_texts_reach_the_model(here):
 
 
 def test_ndjson_streams_events_and_ends_with_the_envelope(here):
-    done = subprocess.run(
-        [sys.executable, GENERATE, "Hello", *map(str, here), "--max-tokens", "30", "--no-eos"]
-        + ["--format", "ndjson"],
-        capture_output=True,
-        text=True,
-    )
+    call = [sys.executable, GENERATE, "Hello", *map(str, here), "--max-tokens", "30", "--no-eos"]
+    done = subprocess.run([*call, "--format", "ndjson"], capture_output=True, text=True)
     *events, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0 and last["ok"]
     kinds = [event["event"] for event in events]
@@ -148,7 +146,11 @@ def test_an_interruption_keeps_what_was_generated(here, number):
 def test_an_interruption_before_the_first_token_is_an_error_envelope(tmp_path):
     reading, writing = os.pipe()  # standard input that never ends holds the script before any work
     running = subprocess.Popen(
-        [sys.executable, GENERATE, "-"], stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, GENERATE, "-"],
+        stdin=reading,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     time.sleep(1.5)
     running.send_signal(signal.SIGTERM)
@@ -256,7 +258,12 @@ def missing_tensor(folder):
     ("make", "status", "code", "said"),
     [
         (lambda d: pair.draft(d, hidden_size=64), 4, "draft_mismatch", "hidden size 64"),
-        (lambda d: missing_tensor(pair.draft(d)), 3, "bad_checkpoint", "layers.1.mlp.up_proj.weight is missing"),
+        (
+            lambda d: missing_tensor(pair.draft(d)),
+            3,
+            "bad_checkpoint",
+            "layers.1.mlp.up_proj.weight is missing",
+        ),
         (lambda d: spoil(pair.draft(d), "cut off"), 3, "bad_checkpoint", "model.safetensors"),
         (lambda d: spoil(pair.draft(d), "broken JSON"), 3, "bad_checkpoint", "JSON"),
         (lambda d: spoil(pair.draft(d), "markov"), 4, "unsupported_draft", "Markov"),
@@ -264,7 +271,9 @@ def missing_tensor(folder):
     ],
 )
 def test_a_draft_that_does_not_fit_is_refused_with_its_code(folders, tmp_path, make, status, code, said):
-    got, envelope, _ = script.run("generate", "Hi", "--model", folders[0], "--draft", make(tmp_path / "draft"))
+    got, envelope, _ = script.run(
+        "generate", "Hi", "--model", folders[0], "--draft", make(tmp_path / "draft")
+    )
     error = envelope["error"]
     assert (got, error["code"]) == (status, code), error
     assert said in error["message"]

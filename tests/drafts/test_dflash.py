@@ -113,7 +113,7 @@ def test_any_history_of_increments_equals_keeping_everything(name, increments, p
 
 def test_observing_without_proposing_loses_nothing():
     _, drafter, vectors = golden("v1_sliding")
-    draft, other, _ = golden("v1_sliding")
+    _, other, _ = golden("v1_sliding")
     taps = vectors["cycle0.target_hidden"]
     for row in range(taps.shape[1]):
         drafter.observe(taps[:, row : row + 1])
@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit_the_config_are_named(change, said):
     weights = mx.load(str(GOLDEN / "v1_full" / "model.safetensors"))
     change(weights)
     config = DraftConfig.from_json(json.loads((GOLDEN / "v1_full" / "config.json").read_text()))
-    with pytest.raises(BadCheckpoint, match=".*") as caught:
+    with pytest.raises(BadCheckpoint) as caught:
         DFlashDraft(config).load(weights)
     assert said in caught.value.message
 
@@ -176,7 +176,9 @@ def test_the_selectors_walk_equals_one_written_out_step_by_step():
         ranked = mx.argsort(-logits[0, slot]).tolist()[: draft.config.selector_top_k]
         scores = {
             c: logits[0, slot, c].item()
-            + mx.sum(selector.predecessor_codebook[before] * projected * selector.successor_codebook[c]).item()
+            + mx.sum(
+                selector.predecessor_codebook[before] * projected * selector.successor_codebook[c]
+            ).item()
             for c in ranked
         }
         before = max(scores, key=scores.get)

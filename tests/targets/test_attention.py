@@ -38,7 +38,9 @@ def test_taps_are_the_outputs_of_the_named_layers_in_the_named_order(family):
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=10), st.integers(0, 99))
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=10), st.integers(0, 99)
+)
 def test_after_any_rollbacks_the_next_logits_are_those_of_the_kept_tokens_alone(blocks, seed):
     model, adapter = tiny.target("qwen3")
     mx.random.seed(seed)

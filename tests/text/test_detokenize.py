@@ -21,7 +21,9 @@ def byte_level():
 def sentencepiece():
     """Llama's kind: a word-border mark, bytes as a fallback, and no space at the very beginning."""
     tokens = [f"<0x{b:02X}>" for b in range(256)] + ["▁", "▁the", "▁a", "s", "é", "日", "▁▁", "\n"]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], byte_fallback=True)
+    )
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -72,7 +74,9 @@ def test_sentencepiece_words_and_characters_in_bytes_join_to_the_whole(groups):
     assert "".join(pieces_of(SENTENCEPIECE, ids)) == SENTENCEPIECE.decode(ids, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("text", [" leading", "  two", "\x00nul", "e\u0301 combining", "👩‍👩‍👧 family", "日本語", "\n\n a"])
+@pytest.mark.parametrize(
+    "text", [" leading", "  two", "\x00nul", "e\u0301 combining", "👩‍👩‍👧 family", "日本語", "\n\n a"]
+)
 def test_what_streaming_classes_are_known_to_lose_arrives(text):
     assert "".join(pieces_of(BYTE_LEVEL, BYTE_LEVEL.encode(text).ids)) == text
 
