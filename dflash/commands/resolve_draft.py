@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,20 +238,29 @@ def _download(target: Survey, draft: Survey) -> dict[str, int] | None:
 def _memory(
     target: Survey, draft: Survey, machine: plan.Machine, context: int, warn: Warn
 ) -> dict[str, Any] | None:
-    weights = [_weights(side, machine.run_dtype) for side in (target, draft)]
-    if None in weights:
+    """The memory plan, with the weights as loading would run them: widened if that fits, else as stored."""
+    if None in (target.config, target.stored_bytes, draft.config, draft.stored_bytes):
         if not (target.problem or draft.problem):  # those said why already
             warn("memory_unknown", f"no memory plan before {target.name} is fetched or converted")
         return None
-    made = plan.plan(*weights, machine, context)
+
+    def planned(on: plan.Machine) -> plan.MemoryPlan:
+        return plan.plan(_weights(target, on.run_dtype), _weights(draft, on.run_dtype), on, context)
+
+    made = planned(machine)
+    if not made.fits and machine.run_dtype is not None:
+        warn(
+            "runs_as_stored", f"weights run as they are stored: as {machine.run_dtype} the pair {made.reason}"
+        )
+        machine = replace(machine, run_dtype=None)
+        made = planned(machine)
     if not made.fits:
         warn("does_not_fit", made.reason)
-    return {"device": machine.device, **asdict(made), "gaps": [*made.gaps]}
+    facts = {"device": machine.device, "run_dtype": machine.run_dtype or "stored"}
+    return facts | asdict(made) | {"gaps": [*made.gaps]}
 
 
-def _weights(side: Survey, run_dtype: str | None) -> plan.Weights | None:
-    if side.config is None or side.stored_bytes is None:
-        return None
+def _weights(side: Survey, run_dtype: str | None) -> plan.Weights:
     if side.tensors is not None:
         size = plan.weight_bytes(side.tensors, side.config.get("quantization"), run_dtype)
     else:
@@ -308,6 +317,7 @@ _GENERATION = {"enum": [1, 2]}
 _MEMORY = object_of(
     {
         "device": {"enum": ["cpu", "gpu"]},
+        "run_dtype": {"enum": ["float32", "stored"]},
         "context": COUNT,
         "target_bytes": COUNT,
         "draft_bytes": COUNT,

@@ -295,10 +295,7 @@ def _not_found(name: str, reading: str, targets: tuple[KnownTarget, ...]) -> Dra
 
 
 def _without_draft() -> str:
-    return (
-        "pass --draft FOLDER_OR_HUB_NAME if you know one, train one (train_draft.py --help), "
-        "or run without: --mode baseline"
-    )
+    return "pass --draft FOLDER_OR_HUB_NAME if you know or trained one, or run without: --mode baseline"
 
 
 def _nearest(name: str, targets: tuple[KnownTarget, ...]) -> list[KnownTarget]:

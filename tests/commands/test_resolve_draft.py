@@ -1,11 +1,14 @@
 """`scripts/resolve_draft.py`: the answer from the registry, from folders and from a stub hub."""
 
+import json
 import os
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import hub_stub
+import mlx.core as mx
 import pair
 import pytest
 import script
@@ -198,6 +201,22 @@ def test_what_does_not_fit_is_a_warning_and_the_command_stays_within_what_does(f
     some_room = Machine("cpu", 1 << 34, size + (8 << 20), "float32")
     result, _ = resolve(*folders, context=1 << 20, machine=some_room)
     assert f"--max-ctx {result['memory']['largest_context']}" in result["command"]
+
+
+def test_weights_too_wide_in_fp32_are_planned_as_they_are_stored(folders, tmp_path):
+    target = pair.target(tmp_path / "target")
+    weights = mx.load(str(target / "model.safetensors"))
+    halved = {name: array.astype(mx.bfloat16) for name, array in weights.items()}
+    mx.save_safetensors(str(target / "model.safetensors"), halved)
+    settings = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(settings | {"torch_dtype": "bfloat16"}))
+    wide, warnings = resolve(target, folders[1])
+    assert wide["memory"]["run_dtype"] == "float32" and warnings == {}
+    room = replace(ROOMY, usable_bytes=wide["memory"]["needed_bytes"] - 1)
+    narrow, warnings = resolve(target, folders[1], machine=room)
+    assert narrow["memory"]["run_dtype"] == "stored" and narrow["memory"]["fits"] is True
+    assert list(warnings) == ["runs_as_stored"]
+    assert wide["memory"]["target_bytes"] == 2 * narrow["memory"]["target_bytes"]
 
 
 # ---------------------------------------------------------------- the script
