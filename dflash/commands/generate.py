@@ -57,7 +57,7 @@ def generate(
       system: text of a system message put first
       max_tokens: most tokens of the answer
       eos: --no-eos goes on after the model's end token
-      stop: text that ends the answer; may be repeated
+      stop: text that ends the answer
       chat_template: --no-chat-template feeds the text as it is
       chat_template_args: JSON object for the template, e.g. '{"enable_thinking": false}'
       max_ctx: most tokens, prompt and answer together
@@ -197,6 +197,8 @@ def _question(
     text = _stdin() if prompt == "-" else _read(prompt_file) if prompt_file is not None else prompt
     if not text.strip():
         raise EmptyPrompt(f"the text of {given[0]} is empty")
+    if any("\ud800" <= character <= "\udfff" for character in text):  # how bytes that are no text arrive
+        raise BadValue(f"the text of {given[0]} is not UTF-8", "give it as UTF-8, or through --prompt-file")
     if system is None:
         return text
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]

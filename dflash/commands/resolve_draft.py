@@ -249,11 +249,10 @@ def _memory(
 
     made = planned(machine)
     if not made.fits and machine.run_dtype is not None:
-        warn(
-            "runs_as_stored", f"weights run as they are stored: as {machine.run_dtype} the pair {made.reason}"
-        )
-        machine = replace(machine, run_dtype=None)
+        too_wide, machine = made, replace(machine, run_dtype=None)
         made = planned(machine)
+        if made.fits:
+            warn("runs_as_stored", f"weights run as they are stored: as fp32 the pair {too_wide.reason}")
     if not made.fits:
         warn("does_not_fit", made.reason)
     facts = {"device": machine.device, "run_dtype": machine.run_dtype or "stored"}

@@ -126,6 +126,11 @@ def test_standard_input_that_is_not_utf8_still_answers(here):
     assert script.envelope(done.stdout.decode())["ok"]
 
 
+def test_an_argument_that_is_not_utf8_is_refused():
+    status, said, _ = script.run("generate", "caf\udce9")
+    assert (status, said["error"]["code"]) == (2, "bad_value")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_keeps_what_was_generated(here, number):
     call = [sys.executable, GENERATE, "Hello", *map(str, here), "--no-eos", "--max-tokens", "450"]

@@ -17,9 +17,9 @@ from jsonschema import Draft202012Validator
 
 from dflash import contract
 from dflash.commands.resolve_draft import answer, listing, render
-from dflash.errors import DraftNotFound, ModelIsDraft, ModelNotFound
+from dflash.errors import DraftNotFound, HubUnreachable, ModelIsDraft, ModelNotFound
 from dflash.models.registry import entries
-from dflash.models.survey import survey
+from dflash.models.survey import Survey, survey
 from dflash.plan import Machine
 
 ROOMY = Machine("cpu", 1 << 34, 1 << 34, "float32")
@@ -68,14 +68,23 @@ def test_without_a_network_the_registry_still_answers(tmp_path):
     assert list(warnings) == ["hub_unreachable"]
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
+def test_a_hub_that_fails_is_a_warning(tmp_path):
     with hub_stub.running() as stub:
         stub.status = 500
-        _, warnings = resolve("Qwen/Qwen3-4B", cache=tmp_path, endpoint=stub.url, offline=False)
-    assert list(warnings) == ["hub_failed"]
-    nobody = "http://127.0.0.1:9"
-    _, warnings = resolve("Qwen/Qwen3-4B", cache=tmp_path, endpoint=nobody, offline=False)
-    assert list(warnings) == ["hub_unreachable"] and "Qwen/Qwen3-4B" in warnings["hub_unreachable"]
+        result, warnings = resolve("Qwen/Qwen3-4B", cache=tmp_path, endpoint=stub.url, offline=False)
+    assert list(warnings) == ["hub_failed"] and result["download"] is None
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once():
+    asked, warnings = [], {}
+
+    def look(name, what, offline):
+        asked.append((what, offline))
+        return Survey(name, problem=HubUnreachable(f"no network for {name}"))
+
+    answer("Qwen/Qwen3-4B", None, 1024, look, ROOMY, warnings.__setitem__)
+    assert asked == [("model", False), ("draft", True)]
+    assert warnings == {"hub_unreachable": "no network for Qwen/Qwen3-4B"}
 
 
 def test_the_command_names_the_pair_and_the_way_it_was_asked_for(tmp_path):
