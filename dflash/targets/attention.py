@@ -38,6 +38,11 @@ class Parts:
         head = getattr(owner, "lm_head", None) or embed.as_linear
         return cls(embed, list(inner.layers), norm, head)
 
+    def features(self, outputs: list[mx.array], taps: tuple[int, ...]) -> Features:
+        """From the outputs of all layers, each (1, n, D): the normed last one and the tapped ones."""
+        tapped = mx.concatenate([outputs[i] for i in taps], axis=-1) if taps else None
+        return Features(self.norm(outputs[-1]), tapped)
+
 
 class AttentionTarget:
     """A `TargetAdapter` over plain key-value caches."""
@@ -79,14 +84,12 @@ class AttentionSession:
     def forward(self, tokens: mx.array) -> Features:
         hidden = self._parts.embed(tokens)  # (1, n) -> (1, n, D)
         mask = create_attention_mask(hidden, self._caches[0])
-        tapped = {}
-        for index, (layer, cache) in enumerate(zip(self._parts.layers, self._caches, strict=True)):
+        outputs = []
+        for layer, cache in zip(self._parts.layers, self._caches, strict=True):
             hidden = layer(hidden, mask, cache)
-            if index in self._taps:
-                tapped[index] = hidden
+            outputs.append(hidden)
         self._last_width = tokens.shape[1]
-        taps = mx.concatenate([tapped[i] for i in self._taps], axis=-1) if self._taps else None
-        return Features(self._parts.norm(hidden), taps)
+        return self._parts.features(outputs, self._taps)
 
     def rollback(self, keep: int) -> None:
         excess = self._last_width - keep

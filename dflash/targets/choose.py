@@ -13,10 +13,12 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from .attention import AttentionTarget, Parts
 from .base import TargetAdapter
+from .gated_delta import GatedDeltaTarget, is_gated_delta
 from .opaque import OpaqueTarget
 
 SUPPORTED = (
-    "models that keep one plain key-value cache per layer (llama, mistral, qwen2, qwen3, qwen3_moe, ...)"
+    "models with a plain key-value cache per layer (llama, mistral, qwen2, qwen3, qwen3_moe, ...), "
+    "and hybrids with gated-delta layers (qwen3_next, qwen3_5, qwen3_5_moe)"
 )
 
 
@@ -33,11 +35,13 @@ def choose(model: nn.Module, config: dict[str, Any]) -> TargetAdapter:
             f"{config['model_type']} is not built as embedding, layers, norm and head; supported: {SUPPORTED}"
         )
         return OpaqueTarget(model, **facts, why=why)
-    if any(type(cache) is not KVCache for cache in caches) or len(caches) != len(parts.layers):
-        kinds = sorted({type(cache).__name__ for cache in caches})
-        why = f"{config['model_type']} keeps {', '.join(kinds)} caches; supported: {SUPPORTED}"
-        return OpaqueTarget(model, **facts, why=why)
-    return AttentionTarget(parts, **facts)
+    if len(caches) == len(parts.layers):
+        linear = [is_gated_delta(layer) for layer in parts.layers]
+        if all(is_linear or type(cache) is KVCache for is_linear, cache in zip(linear, caches, strict=True)):
+            return (GatedDeltaTarget if any(linear) else AttentionTarget)(parts, **facts)
+    kinds = sorted({type(cache).__name__ for cache in caches})
+    why = f"{config['model_type']} keeps {', '.join(kinds)} caches; supported: {SUPPORTED}"
+    return OpaqueTarget(model, **facts, why=why)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

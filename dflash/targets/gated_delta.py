@@ -55,19 +55,17 @@ class GatedDeltaSession:
         hidden = self._parts.embed(tokens)  # (1, n) -> (1, n, D)
         attention = next((m for m in self._memories if isinstance(m, KVCache)), None)
         mask = create_attention_mask(hidden, attention)
-        tapped = {}
-        for index, (layer, memory) in enumerate(zip(self._parts.layers, self._memories, strict=True)):
+        outputs = []
+        for layer, memory in zip(self._parts.layers, self._memories, strict=True):
             if isinstance(memory, KVCache):
                 hidden = layer(hidden, mask, memory)
             else:
                 hidden = hidden + memory.forward(layer.input_layernorm(hidden))
                 hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-            if index in self._taps:
-                tapped[index] = hidden
+            outputs.append(hidden)
         self._last_width = tokens.shape[1]
         self.offset += self._last_width
-        taps = mx.concatenate([tapped[i] for i in self._taps], axis=-1) if self._taps else None
-        return Features(self._parts.norm(hidden), taps)
+        return self._parts.features(outputs, self._taps)
 
     def rollback(self, keep: int) -> None:
         excess = self._last_width - keep

@@ -25,7 +25,7 @@ def cycles(events):
     return [event for event in events if isinstance(event, Cycle)]
 
 
-@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+@pytest.fixture(scope="module", params=[*tiny.FAMILIES, *tiny.HYBRIDS])
 def family(request):
     """A family with a long greedy answer by mlx-lm: (name, adapter, answer)."""
     model, adapter = tiny.target(request.param)
@@ -57,7 +57,7 @@ def test_output_equals_mlx_lm_for_any_quality_of_draft(family, width, right):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_mix_of_widths_chunks_and_luck_equals_mlx_lm(data):
-    family = data.draw(st.sampled_from(list(tiny.FAMILIES)))
+    family = data.draw(st.sampled_from([*tiny.FAMILIES, *tiny.HYBRIDS]))
     seed = data.draw(st.integers(0, 3))
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     prompt = [rng.randrange(tiny.VOCAB) for _ in range(data.draw(st.integers(1, 40)))]

@@ -13,7 +13,7 @@ from dflash.targets.choose import choose
 from dflash.targets.opaque import OpaqueTarget
 
 
-@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize("family", [*tiny.FAMILIES, *tiny.HYBRIDS])
 def test_logits_are_bitwise_the_models_own(family):
     model, adapter = tiny.target(family)
     tokens = mx.array([[5, 7, 11, 13, 17]])

@@ -1,0 +1,140 @@
+"""The recurrence and its replay: the Metal body (emulated) and the CUDA twin (on a GPU) against the definition."""
+
+import emulate
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.gated_delta import gated_delta_ops
+
+from dflash.kernels import gated_delta as ours
+from dflash.kernels.device import backend
+
+needs_compiler = pytest.mark.skipif(emulate.COMPILER is None, reason="no g++ to compile the Metal body with")
+needs_gpu = pytest.mark.skipif(backend() is None, reason="no GPU here")
+
+
+def problem(seed, batch=1, steps=4, key_heads=2, value_heads=4, dk=32, dv=16, dtype=mx.float32, vector=False):
+    """Random inputs of the sizes and ranges that a model makes."""
+    mx.random.seed(seed)
+    q, k = (mx.random.normal((batch, steps, key_heads, dk)) for _ in range(2))
+    q, k = (x / mx.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    v = mx.random.normal((batch, steps, value_heads, dv))
+    g = mx.random.uniform(0.5, 1.0, (batch, steps, value_heads, *([dk] if vector else [])))
+    beta = mx.random.uniform(0, 1, (batch, steps, value_heads))
+    state = mx.random.normal((batch, value_heads, dv, dk))
+    return [x.astype(dtype) for x in (q * dk**-0.5, k, v, g, beta)] + [state]
+
+
+def emulated_forward(q, k, v, g, beta, state):
+    inputs = dict(zip(ours.FORWARD_INPUTS, (q, k, v, g, beta, state, mx.array([v.shape[1]])), strict=True))
+    outputs = {
+        "y": (v.shape, v.dtype),
+        "after": (state.shape, mx.float32),
+        "innovation": (v.shape, mx.float32),
+    }
+    template = [*ours.template(k, v, g), ("OutT", v.dtype)]
+    return emulate.run(
+        ours.FORWARD, inputs=inputs, outputs=outputs, template=template, header=ours.RECORD, **ours.grid(v)
+    )
+
+
+def emulated_replay(innovation, k, g, state, keep):
+    values = (innovation, k, g, state, mx.array([innovation.shape[1]]), mx.array([keep]))
+    inputs = dict(zip(ours.REPLAY_INPUTS, values, strict=True))
+    outputs = {"after": (state.shape, mx.float32)}
+    template = ours.template(k, innovation, g)
+    return emulate.run(ours.REPLAY, inputs=inputs, outputs=outputs, template=template, **ours.grid(innovation))[0]
+
+
+def error(a, b):
+    return mx.max(mx.abs(a.astype(mx.float32) - b.astype(mx.float32))).item()
+
+
+def first(inputs, steps):
+    *blocks, state = inputs
+    return [x[:, :steps] for x in blocks] + [state]
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "batch": st.integers(1, 2),
+        "steps": st.sampled_from([1, 2, 5, 16, 32]),
+        "key_heads": st.sampled_from([1, 2]),
+        "value_heads": st.sampled_from([2, 4]),
+        "dk": st.sampled_from([64, 128, 256]),
+        "dv": st.sampled_from([16, 64]),
+        "dtype": st.sampled_from([mx.float32, mx.float16, mx.bfloat16]),
+        "vector": st.booleans(),
+    }
+)
+
+
+@needs_compiler
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(sizes=SHAPES, seed=st.integers(0, 99))
+def test_the_metal_body_gives_the_definitions_outputs_states_and_tapes(sizes, seed):
+    inputs = problem(seed, **sizes)
+    y, after, innovation = emulated_forward(*inputs)
+    expected_y, expected_after, expected_innovation = ours.reference_forward(*inputs)
+    assert error(after, expected_after) < 2e-5
+    assert error(innovation, expected_innovation) < 2e-5
+    assert error(y, expected_y) < (2e-5 if sizes["dtype"] == mx.float32 else 2e-2)
+
+
+@needs_compiler
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(sizes=SHAPES, seed=st.integers(0, 99), data=st.data())
+def test_a_replayed_metal_state_is_bitwise_that_of_the_kept_steps_alone(sizes, seed, data):
+    inputs = problem(seed, **sizes)
+    keep = data.draw(st.integers(1, sizes["steps"]))
+    _, k, _, g, _, state = inputs
+    innovation = emulated_forward(*inputs)[2]
+    alone = emulated_forward(*first(inputs, keep))[1]
+    assert mx.array_equal(emulated_replay(innovation, k, g, state, keep), alone)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(sizes=SHAPES, seed=st.integers(0, 99), data=st.data())
+def test_on_this_device_replay_is_bitwise_that_of_the_kept_steps_alone(sizes, seed, data):
+    inputs = problem(seed, **sizes)
+    keep = data.draw(st.integers(1, sizes["steps"]))
+    tape = ours.forward_with_tape(*inputs)[2]
+    alone = ours.forward_with_tape(*first(inputs, keep))[1]
+    assert mx.array_equal(ours.replay(tape, inputs[-1], keep), alone)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_the_definition_is_mlx_lms(vector):
+    inputs = problem(3, batch=2, steps=7, vector=vector)
+    y, after, _ = ours.reference_forward(*inputs)
+    expected_y, expected_after = gated_delta_ops(*inputs)
+    assert error(y, expected_y) < 1e-5
+    assert error(after, expected_after) < 1e-5
+
+
+def test_prefill_is_a_forward_without_a_tape():
+    inputs = problem(4, steps=40)
+    y, after = ours.prefill(*inputs)
+    expected_y, expected_after, _ = ours.reference_forward(*inputs)
+    assert error(y, expected_y) < 1e-5 and error(after, expected_after) < 1e-5
+
+
+def test_a_tape_keeps_values_and_no_states():
+    inputs = problem(5, steps=16, dk=128, dv=64)
+    tape = ours.forward_with_tape(*inputs)[2]
+    per_state = inputs[-1].nbytes
+    assert tape.innovation.nbytes == 16 * 4 * 64 * 4
+    assert tape.innovation.nbytes + tape.k.nbytes + tape.g.nbytes < per_state
+
+
+@needs_gpu
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(sizes=SHAPES, seed=st.integers(0, 99))
+def test_the_gpu_kernel_gives_the_definitions_outputs_states_and_tapes(sizes, seed):
+    inputs = problem(seed, **sizes)
+    y, after, tape = ours.forward_with_tape(*inputs)
+    expected_y, expected_after, expected_innovation = ours.reference_forward(*inputs)
+    assert error(after, expected_after) < 1e-4
+    assert error(tape.innovation, expected_innovation) < 1e-4
+    assert error(y, expected_y) < (1e-4 if sizes["dtype"] == mx.float32 else 2e-2)
