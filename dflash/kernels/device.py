@@ -52,6 +52,17 @@ def metal_source(body: str) -> str:
     return _METAL_PLACE + body
 
 
+@lru_cache(maxsize=256)
+def device_int(value: int) -> mx.array:
+    """A number (1,) on the device. Kept: copying it there anew for every layer cost more than the kernels.
+
+    Numbers that vary are inputs rather than template constants, which would compile a kernel for each.
+    """
+    array = mx.array([value])
+    mx.eval(array)
+    return array
+
+
 @lru_cache(maxsize=64)
 def kernel(
     on: Backend, name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: str, header: str = ""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .device import LANES, backend, kernel
+from .device import LANES, backend, device_int, kernel
 
 MAX_TAPE_STEPS = 32
 _ROWS_PER_GROUP = 4  # warps in a thread group; divides every head size in use
@@ -222,7 +222,7 @@ def _launch_forward(
     name = "dflash_gated_delta_taped" if taped else "dflash_gated_delta"
     run = kernel(on, name, FORWARD_INPUTS, names, FORWARD, RECORD if taped else NO_RECORD)
     return run(
-        inputs=[q, k, v, g, beta, state, mx.array([v.shape[1]])],
+        inputs=[q, k, v, g, beta, state, device_int(v.shape[1])],
         template=[*template(k, v, g), ("OutT", v.dtype)],
         **grid(v),
         output_shapes=list(shapes),
@@ -234,7 +234,7 @@ def _launch_replay(on: str, tape: Tape, state: mx.array, keep: int) -> mx.array:
     run = kernel(on, "dflash_gated_delta_replay", REPLAY_INPUTS, ("after",), REPLAY)
     values = tape.innovation
     (after,) = run(
-        inputs=[values, tape.k, tape.g, state, mx.array([values.shape[1]]), mx.array([keep])],
+        inputs=[values, tape.k, tape.g, state, device_int(values.shape[1]), device_int(keep)],
         template=template(tape.k, values, tape.g),
         **grid(values),
         output_shapes=[state.shape],

@@ -147,9 +147,7 @@ def _bytes(array: mx.array) -> np.ndarray:
     return np.array(mx.contiguous(array).reshape(-1).view(mx.uint8))
 
 
-def _source(
-    body: str, header: str, types: dict[str, mx.Dtype], inputs: list[str], template: list
-) -> str:
+def _source(body: str, header: str, types: dict[str, mx.Dtype], inputs: list[str], template: list) -> str:
     constants = [
         f"constexpr int {name} = {value};" if isinstance(value, int) else f"using {name} = {_TYPES[value]};"
         for name, value in template
@@ -190,5 +188,7 @@ def _compile(source: str) -> ctypes.CDLL:
         file.write_text(source)
         # Contraction off: only what the body calls FMA may be fused, as in Metal's safe math mode.
         flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
-        subprocess.run([COMPILER, *flags, str(file), "-o", str(library)], check=True, capture_output=True, text=True)
+        subprocess.run(
+            [COMPILER, *flags, str(file), "-o", str(library)], check=True, capture_output=True, text=True
+        )
     return ctypes.CDLL(str(library))

@@ -44,7 +44,9 @@ def emulated_replay(innovation, k, g, state, keep):
     inputs = dict(zip(ours.REPLAY_INPUTS, values, strict=True))
     outputs = {"after": (state.shape, mx.float32)}
     template = ours.template(k, innovation, g)
-    return emulate.run(ours.REPLAY, inputs=inputs, outputs=outputs, template=template, **ours.grid(innovation))[0]
+    return emulate.run(
+        ours.REPLAY, inputs=inputs, outputs=outputs, template=template, **ours.grid(innovation)
+    )[0]
 
 
 def error(a, b):
