@@ -15,6 +15,7 @@ ALLOWED = {
     "cli": {"commands"},
     "commands": {"cli", "models", "plan", "result", "runtime"},
     "data": {"drafts"},
+    "documents": {"models"},
     "decoding": {"drafts", "targets"},
     "drafts": {"kernels"},
     "kernels": set(),
