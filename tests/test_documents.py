@@ -17,7 +17,7 @@ SKILL = (script.ROOT / "SKILL.md").read_text()
 
 
 def test_the_skill_text_is_what_its_template_renders():
-    assert SKILL == documents.skill(), "run: python -m dflash.documents"
+    assert documents.skill() == SKILL, "run: python -m dflash.documents"
 
 
 def test_the_skill_text_is_short_and_its_description_within_limits():

@@ -1,7 +1,8 @@
 """Which kernels can run here, and what a shared kernel body needs around it on each of them.
 
 A body is C++ that both Metal and CUDA compile. It sees `lane` (0..31), `row` and `head` as its place in the grid,
-and the macros SUM_LANES (over the 32 lanes, result in all) and FMA (one rounding, never split or merged).
+and the macros SUM_LANES (over the 32 lanes, result in all), FMA (one rounding, never split or merged), EXP, LOG, ABS,
+RSQRT, and ROUNDED (through the input's dtype and back, where mlx's own arrays would round).
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ _CUDA_PLACE = """
 _METAL_HEADER = """
 #define SUM_LANES(x) simd_sum(x)
 #define FMA(a, b, c) metal::fma(a, b, c)
+#define EXP(x) metal::exp(x)
+#define LOG(x) metal::log(x)
+#define ABS(x) metal::abs(x)
+#define RSQRT(x) metal::rsqrt(x)
+#define ROUNDED(x) static_cast<float>(static_cast<InT>(x))
 """
 _CUDA_HEADER = """
 __device__ inline float dflash_sum_lanes(float x) {
@@ -37,6 +43,11 @@ __device__ inline float dflash_sum_lanes(float x) {
 }
 #define SUM_LANES(x) dflash_sum_lanes(x)
 #define FMA(a, b, c) __fmaf_rn(a, b, c)
+#define EXP(x) expf(x)
+#define LOG(x) logf(x)
+#define ABS(x) fabsf(x)
+#define RSQRT(x) rsqrtf(x)
+#define ROUNDED(x) static_cast<float>(static_cast<InT>(x))
 """
 
 

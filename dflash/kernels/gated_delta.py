@@ -15,8 +15,10 @@ One warp (32 lanes) owns one row of one head's state and keeps it in registers o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
+from mlx_lm.models import gated_delta as stock
 
 from .device import LANES, backend, device_int, kernel
 
@@ -37,6 +39,25 @@ class Tape:
     innovation: mx.array
     k: mx.array
     g: mx.array
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads of a linear layer: `key_heads` of `dk` channels, `value_heads` of `dv`."""
+
+    key_heads: int
+    value_heads: int
+    dk: int
+    dv: int
+
+
+@dataclass(frozen=True)
+class Gates:
+    """A linear layer's parameters: `a_log`, `dt_bias` (Hv,), and the epsilon added to the mean square of q and k."""
+
+    a_log: mx.array
+    dt_bias: mx.array
+    norm_eps: float
 
 
 def forward_with_tape(
@@ -69,6 +90,50 @@ def prefill(
         y, after = _launch_forward(on, q, k, v, g, beta, state, taped=False)
         return y, after
     return reference_forward(q, k, v, g, beta, state)[:2]
+
+
+def mix(
+    mixed: mx.array,
+    a: mx.array,
+    b: mx.array,
+    gates: Gates,
+    sizes: Sizes,
+    state: mx.array,
+    *,
+    taped: bool = True,
+) -> tuple[mx.array, mx.array, Tape | None]:
+    """A layer's whole recurrence from its convolution's output: normalise q and k, make the gates, run.
+
+    Args:
+        mixed: (B, n, 2 Hk dk + Hv dv), q, k and v side by side.
+        a, b: (B, n, Hv), what the decay and the gate are made from.
+        gates: the layer's own parameters; sizes: of its heads.
+        state: (B, Hv, dv, dk), fp32.
+        taped: without a tape any number of steps runs.
+
+    Returns:
+        y (B, n, Hv, dv) in mixed's dtype, the new state, and the tape.
+    """
+    if on := backend() if sizes.dk % LANES == 0 else None:
+        return _launch_mix(on, mixed, a, b, gates, sizes, state, taped=taped)
+    inputs = prepare(mixed, a, b, gates, sizes)
+    if taped:
+        return forward_with_tape(*inputs, state)
+    return (*prefill(*inputs, state), None)
+
+
+def prepare(
+    mixed: mx.array, a: mx.array, b: mx.array, gates: Gates, sizes: Sizes
+) -> tuple[mx.array, mx.array, mx.array, mx.array, mx.array]:
+    """What `mix` makes of a convolution's output, in mlx ops: q, k, v, g and beta as the recurrence takes them."""
+    rows, split = mixed.shape[:2], sizes.key_heads * sizes.dk
+    q, k, v = mx.split(mixed, [split, 2 * split], axis=-1)
+    q, k = (x.reshape(*rows, sizes.key_heads, sizes.dk) for x in (q, k))
+    scale = sizes.dk**-0.5
+    q = scale**2 * mx.fast.rms_norm(q, None, gates.norm_eps)
+    k = scale * mx.fast.rms_norm(k, None, gates.norm_eps)
+    decay = stock.compute_g(gates.a_log, a, gates.dt_bias)
+    return q, k, v.reshape(*rows, sizes.value_heads, sizes.dv), decay, mx.sigmoid(b)
 
 
 def replay(tape: Tape, state: mx.array, keep: int) -> mx.array:
@@ -119,31 +184,64 @@ def _decays(g: mx.array) -> mx.array:
 
 # ---------------------------------------------------------------- kernels
 
-# Template: HK, HV, DK, DV, PER (state values per lane), VECTOR (decay per channel), OutT.
-FORWARD = """
+# Bodies are put together from parts, so that the recurrence itself is written once. Template: HK, HV, DK, DV, PER
+# (state values per lane), VECTOR (decay per channel), InT, OutT.
+_BEGIN = """
     const int steps = count[0];
     const int batch = head / HV, hv = head % HV, hk = hv / (HV / HK);
     const int first = (head * DV + row) * DK + lane;
-    float s[PER];
-    float key[PER];
+    float s[PER], key[PER], query[PER], decay[PER];
     for (int i = 0; i < PER; ++i) s[i] = state[first + i * 32];
     for (int t = 0; t < steps; ++t) {
       const int step = batch * steps + t;
       const int at = step * HV + hv;
+"""
+_LOAD = """
       const int from = (step * HK + hk) * DK + lane;
+      for (int i = 0; i < PER; ++i) {
+        decay[i] = static_cast<float>(VECTOR ? g[at * DK + lane + i * 32] : g[at]);
+        key[i] = static_cast<float>(k[from + i * 32]);
+        query[i] = static_cast<float>(q[from + i * 32]);
+      }
+      const float gate = static_cast<float>(beta[at]);
+      const float value = static_cast<float>(v[at * DV + row]);
+"""
+# Straight from a layer's convolution: normalises and gates here, rounding to InT wherever mlx-lm's arrays do.
+_LOAD_MIXED = """
+      const int from = step * (2 * HK * DK + HV * DV) + hk * DK + lane;
+      float qq = 0.0f, kk = 0.0f;
+      for (int i = 0; i < PER; ++i) {
+        query[i] = static_cast<float>(mixed[from + i * 32]);
+        key[i] = static_cast<float>(mixed[from + HK * DK + i * 32]);
+        qq = FMA(query[i], query[i], qq);
+        kk = FMA(key[i], key[i], kk);
+      }
+      qq = RSQRT(SUM_LANES(qq) / DK + norm[0]);
+      kk = RSQRT(SUM_LANES(kk) / DK + norm[0]);
+      const float shifted = ROUNDED(static_cast<float>(a[at]) + static_cast<float>(dt_bias[hv]));
+      const float rate = ROUNDED((shifted > 0.0f ? shifted : 0.0f) + LOG(1.0f + EXP(-ABS(shifted))));
+      const float decayed = ROUNDED(EXP(-EXP(static_cast<float>(a_log[hv])) * rate));
+      const float gate = ROUNDED(1.0f / (1.0f + EXP(-static_cast<float>(b[at]))));
+      const float value = static_cast<float>(mixed[step * (2 * HK * DK + HV * DV) + 2 * HK * DK + hv * DV + row]);
+      for (int i = 0; i < PER; ++i) {
+        query[i] = ROUNDED(ROUNDED(query[i] * qq) * norm[1]);
+        key[i] = ROUNDED(ROUNDED(key[i] * kk) * norm[2]);
+        decay[i] = decayed;
+        if (row == 0 && hv % (HV / HK) == 0) k[(step * HK + hk) * DK + lane + i * 32] = static_cast<InT>(key[i]);
+      }
+      if (row == 0 && lane == 0) g[at] = static_cast<InT>(decayed);
+"""
+_STEP = """
       float seen = 0.0f;
       for (int i = 0; i < PER; ++i) {
-        const float decay = static_cast<float>(VECTOR ? g[at * DK + lane + i * 32] : g[at]);
-        key[i] = static_cast<float>(k[from + i * 32]);
-        s[i] = s[i] * decay;
+        s[i] = s[i] * decay[i];
         seen = FMA(s[i], key[i], seen);
       }
-      seen = SUM_LANES(seen);
-      const float delta = static_cast<float>(beta[at]) * (static_cast<float>(v[at * DV + row]) - seen);
+      const float delta = gate * (value - SUM_LANES(seen));
       float out = 0.0f;
       for (int i = 0; i < PER; ++i) {
         s[i] = FMA(delta, key[i], s[i]);
-        out = FMA(s[i], static_cast<float>(q[from + i * 32]), out);
+        out = FMA(s[i], query[i], out);
       }
       out = SUM_LANES(out);
       if (lane == 0) {
@@ -153,6 +251,8 @@ FORWARD = """
     }
     for (int i = 0; i < PER; ++i) after[first + i * 32] = s[i];
 """
+FORWARD = _BEGIN + _LOAD + _STEP
+MIX = _BEGIN + _LOAD_MIXED + _STEP
 
 REPLAY = """
     const int kept = keep[0];
@@ -175,6 +275,7 @@ REPLAY = """
     for (int i = 0; i < PER; ++i) after[first + i * 32] = s[i];
 """
 
+MIX_INPUTS = ("mixed", "a", "b", "a_log", "dt_bias", "state", "count", "norm")
 FORWARD_INPUTS = ("q", "k", "v", "g", "beta", "state", "count")
 REPLAY_INPUTS = ("innovation", "k", "g", "state", "count", "keep")
 RECORD = "#define RECORD(index, delta) innovation[index] = delta\n"
@@ -228,6 +329,79 @@ def _launch_forward(
         output_shapes=list(shapes),
         output_dtypes=list(dtypes),
     )
+
+
+def _launch_mix(
+    on: str,
+    mixed: mx.array,
+    a: mx.array,
+    b: mx.array,
+    gates: Gates,
+    sizes: Sizes,
+    state: mx.array,
+    *,
+    taped: bool,
+) -> tuple[mx.array, mx.array, Tape | None]:
+    batch, steps = mixed.shape[:2]
+    value = (batch, steps, sizes.value_heads, sizes.dv)
+    outputs = mix_outputs(mixed, sizes, state, taped)
+    run = kernel(
+        on,
+        "dflash_gated_delta_mix_taped" if taped else "dflash_gated_delta_mix",
+        MIX_INPUTS,
+        tuple(outputs),
+        MIX,
+        RECORD if taped else NO_RECORD,
+    )
+    y, after, k, g, *innovation = run(
+        inputs=[
+            mixed,
+            a,
+            b,
+            gates.a_log,
+            gates.dt_bias,
+            state,
+            device_int(steps),
+            norm_constants(gates, sizes),
+        ],
+        template=mix_template(mixed, sizes),
+        grid=(LANES, sizes.dv, batch * sizes.value_heads),
+        threadgroup=(LANES, _ROWS_PER_GROUP, 1),
+        output_shapes=[shape for shape, _ in outputs.values()],
+        output_dtypes=[dtype for _, dtype in outputs.values()],
+    )
+    return y.reshape(value), after, Tape(innovation[0], k, g) if taped else None
+
+
+def mix_outputs(
+    mixed: mx.array, sizes: Sizes, state: mx.array, taped: bool
+) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
+    """Names, shapes and dtypes of what the kernel writes."""
+    rows, value = mixed.shape[:2], (*mixed.shape[:2], sizes.value_heads, sizes.dv)
+    outputs = {
+        "y": (value, mixed.dtype),
+        "after": (state.shape, mx.float32),
+        "k": ((*rows, sizes.key_heads, sizes.dk), mixed.dtype),
+        "g": ((*rows, sizes.value_heads), mixed.dtype),
+    }
+    return outputs | ({"innovation": (value, mx.float32)} if taped else {})
+
+
+def mix_template(mixed: mx.array, sizes: Sizes) -> list[tuple[str, int | mx.Dtype]]:
+    heads = [("HK", sizes.key_heads), ("HV", sizes.value_heads), ("DK", sizes.dk), ("DV", sizes.dv)]
+    return [*heads, ("PER", sizes.dk // LANES), ("InT", mixed.dtype), ("OutT", mixed.dtype)]
+
+
+@lru_cache(maxsize=64)
+def _constants(*values: float) -> mx.array:
+    array = mx.array(values, dtype=mx.float32)
+    mx.eval(array)
+    return array
+
+
+def norm_constants(gates: Gates, sizes: Sizes) -> mx.array:
+    """Epsilon, and the factors of normalised queries and keys."""
+    return _constants(gates.norm_eps, sizes.dk**-1.0, sizes.dk**-0.5)
 
 
 def _launch_replay(on: str, tape: Tape, state: mx.array, keep: int) -> mx.array:

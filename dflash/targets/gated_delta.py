@@ -19,7 +19,7 @@ from mlx_lm.models import gated_delta as stock
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
-from ..kernels.gated_delta import MAX_TAPE_STEPS, Tape, forward_with_tape, prefill, replay
+from ..kernels.gated_delta import MAX_TAPE_STEPS, Gates, Sizes, Tape, mix, replay
 from .attention import AttentionTarget, Parts
 from .base import Features
 
@@ -105,6 +105,8 @@ class LinearMemory:
 
     def __init__(self, net: nn.Module):
         self._net = net
+        self._gates = Gates(net.A_log, net.dt_bias, _norm_eps(net.head_k_dim))
+        self._sizes = Sizes(net.num_k_heads, net.num_v_heads, net.head_k_dim, net.head_v_dim)
         self._window: mx.array | None = None  # (1, K - 1, C), inputs of the convolution
         self._state: mx.array | None = None  # (1, Hv, dv, dk), fp32
         self._block: _Block | None = None
@@ -115,16 +117,10 @@ class LinearMemory:
         qkv, z, b, a = _project(net, x)
         self._begin(qkv)
         conv_input = mx.concatenate([self._window, qkv], axis=1)
-        q, k, v = self._heads(nn.silu(net.conv1d(conv_input)))
-        q, k = _normalized(q, k)
-        decay = stock.compute_g(net.A_log, a, net.dt_bias)
-        before = self._state
-        if x.shape[1] <= MAX_TAPE_STEPS:
-            y, self._state, tape = forward_with_tape(q, k, v, decay, mx.sigmoid(b), before)
-            self._block = _Block(before, tape, conv_input)
-        else:
-            y, self._state = prefill(q, k, v, decay, mx.sigmoid(b), before)
-            self._block = None
+        mixed, before = nn.silu(net.conv1d(conv_input)), self._state
+        taped = x.shape[1] <= MAX_TAPE_STEPS
+        y, self._state, tape = mix(mixed, a, b, self._gates, self._sizes, before, taped=taped)
+        self._block = _Block(before, tape, conv_input) if taped else None
         self._window = conv_input[:, -self._window.shape[1] :]
         return net.out_proj(net.norm(y, z).reshape(*x.shape[:2], -1))
 
@@ -148,16 +144,6 @@ class LinearMemory:
         self._window = mx.zeros((batch, net.conv_kernel_size - 1, net.conv_dim), qkv.dtype)
         self._state = mx.zeros((batch, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
 
-    def _heads(self, mixed: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """(1, n, C) -> q, k (1, n, Hk, dk) and v (1, n, Hv, dv)."""
-        net, rows = self._net, mixed.shape[:2]
-        q, k, v = mx.split(mixed, [net.key_dim, 2 * net.key_dim], axis=-1)
-        return (
-            q.reshape(*rows, net.num_k_heads, net.head_k_dim),
-            k.reshape(*rows, net.num_k_heads, net.head_k_dim),
-            v.reshape(*rows, net.num_v_heads, net.head_v_dim),
-        )
-
 
 def _is_fused(net: nn.Module) -> bool:
     """Qwen3-Next packs its projections in two; Qwen3.5 and later keep four."""
@@ -174,13 +160,10 @@ def _project(net: nn.Module, x: mx.array) -> tuple[mx.array, mx.array, mx.array,
     return net.in_proj_qkv(x), z, net.in_proj_b(x), net.in_proj_a(x)
 
 
-def _normalized(q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
-    """Unit-length queries and keys, the readout scale folded into q.
+def _norm_eps(dk: int) -> float:
+    """What is added to the mean square of a query or key, by the installed mlx-lm's own rule.
 
-    By the installed mlx-lm's own rule: up to 0.31 epsilon was added to the mean of squares, since then to
-    their sum, and verification must compute what plain decoding computes.
+    Up to 0.31 it was 1e-6; since then 1e-6 is added to the sum of squares. Verification must compute what plain
+    decoding computes.
     """
-    scale = k.shape[-1] ** -0.5
-    if hasattr(stock, "normalize_qk"):
-        return stock.normalize_qk(q, k, inv_scale=scale, eps=1e-6)
-    return scale**2 * mx.fast.rms_norm(q, None, 1e-6), scale * mx.fast.rms_norm(k, None, 1e-6)
+    return 1e-6 / dk if hasattr(stock, "normalize_qk") else 1e-6

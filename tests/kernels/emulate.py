@@ -48,7 +48,13 @@ struct bfloat {
 };
 using half = _Float16;
 
-namespace metal { inline float fma(float a, float b, float c) { return std::fma(a, b, c); } }
+namespace metal {
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+inline float exp(float x) { return std::exp(x); }
+inline float log(float x) { return std::log(x); }
+inline float abs(float x) { return std::fabs(x); }
+inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+}
 struct uint3 { uint x, y, z; };
 #define threadgroup
 
