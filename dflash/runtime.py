@@ -131,6 +131,10 @@ class DFlashRuntime:
         state, limits = self._open(ids, params)
         return self._run(state, params, [*self.notices, *notices, *limits])
 
+    def encode(self, prompt: Prompt, **arguments: Any) -> list[int]:
+        """The ids that `prompt` becomes, through the chat template with `arguments`."""
+        return self._encode(prompt, True, arguments)[0]
+
     def _encode(
         self, prompt: Prompt, templated: bool, arguments: dict[str, Any]
     ) -> tuple[list[int], list[Notice]]:

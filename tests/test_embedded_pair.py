@@ -29,8 +29,7 @@ def at_width(runtime, width):
 
 def test_the_prompts_are_what_the_models_own_template_makes(runtime):
     for case in REFERENCE:
-        ids, notices = runtime._encode(case["prompt"], True, {})
-        assert (ids, notices) == (case["prompt_tokens"], [])
+        assert runtime.encode(case["prompt"]) == case["prompt_tokens"]
 
 
 def check(runtime, cases, width):

@@ -156,9 +156,11 @@ def reference_forward(
     for step in range(v.shape[1]):
         key = keys[:, step, :, None]  # (B, Hv, 1, dk)
         state = state * decays[:, step]
-        delta = gates[:, step] * (values[:, step] - (state * key).sum(axis=-1))  # (B, Hv, dv)
+        # As products of matrices, S k and S q read the state once and make no copy of its size.
+        seen = (state @ key.swapaxes(-1, -2))[..., 0]  # (B, Hv, dv)
+        delta = gates[:, step] * (values[:, step] - seen)
         state = state + delta[..., None] * key
-        outputs.append((state * queries[:, step, :, None]).sum(axis=-1))
+        outputs.append((state @ queries[:, step, ..., None])[..., 0])
         innovations.append(delta)
     return mx.stack(outputs, axis=1).astype(v.dtype), state, mx.stack(innovations, axis=1)
 
