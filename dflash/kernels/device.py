@@ -63,13 +63,21 @@ def metal_source(body: str) -> str:
     return _METAL_PLACE + body
 
 
-@lru_cache(maxsize=256)
-def device_int(value: int) -> mx.array:
-    """A number (1,) on the device. Kept: copying it there anew for every layer cost more than the kernels.
+@lru_cache(maxsize=2048)
+def device_ints(*values: int) -> mx.array:
+    """Numbers (n,) on the device. Kept: copying them there anew for every layer cost more than the kernels.
 
     Numbers that vary are inputs rather than template constants, which would compile a kernel for each.
     """
-    array = mx.array([value])
+    return _resident(mx.array(values))
+
+
+@lru_cache(maxsize=64)
+def device_floats(*values: float) -> mx.array:
+    return _resident(mx.array(values, dtype=mx.float32))
+
+
+def _resident(array: mx.array) -> mx.array:
     mx.eval(array)
     return array
 

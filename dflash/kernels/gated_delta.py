@@ -15,12 +15,11 @@ One warp (32 lanes) owns one row of one head's state and keeps it in registers o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import mlx.core as mx
 from mlx_lm.models import gated_delta as stock
 
-from .device import LANES, backend, device_int, kernel
+from .device import LANES, backend, device_floats, device_ints, kernel
 
 MAX_TAPE_STEPS = 32
 _ROWS_PER_GROUP = 4  # warps in a thread group; divides every head size in use
@@ -39,6 +38,28 @@ class Tape:
     innovation: mx.array
     k: mx.array
     g: mx.array
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a block begins: at `state`, or after the first `keep` steps of `tape`, which itself began at `state`.
+
+    A kernel replays the kept steps on its way in, so that rolling back launches nothing of its own.
+    """
+
+    state: mx.array  # (B, Hv, dv, dk), fp32
+    tape: Tape | None = None
+    keep: int = 0
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What a block leaves: outputs y (B, n, Hv, dv), the states before (`base`) and `after` it, its tape."""
+
+    y: mx.array
+    base: mx.array
+    after: mx.array
+    tape: Tape | None
 
 
 @dataclass(frozen=True)
@@ -98,28 +119,28 @@ def mix(
     b: mx.array,
     gates: Gates,
     sizes: Sizes,
-    state: mx.array,
+    start: Start,
     *,
     taped: bool = True,
-) -> tuple[mx.array, mx.array, Tape | None]:
+) -> Mixed:
     """A layer's whole recurrence from its convolution's output: normalise q and k, make the gates, run.
 
     Args:
         mixed: (B, n, 2 Hk dk + Hv dv), q, k and v side by side.
         a, b: (B, n, Hv), what the decay and the gate are made from.
         gates: the layer's own parameters; sizes: of its heads.
-        state: (B, Hv, dv, dk), fp32.
+        start: the state to begin at, or how to come to it.
         taped: without a tape any number of steps runs.
-
-    Returns:
-        y (B, n, Hv, dv) in mixed's dtype, the new state, and the tape.
     """
     if on := backend() if sizes.dk % LANES == 0 else None:
-        return _launch_mix(on, mixed, a, b, gates, sizes, state, taped=taped)
+        return _launch_mix(on, mixed, a, b, gates, sizes, start, taped=taped)
+    base = start.state if start.tape is None else replay(start.tape, start.state, start.keep)
     inputs = prepare(mixed, a, b, gates, sizes)
     if taped:
-        return forward_with_tape(*inputs, state)
-    return (*prefill(*inputs, state), None)
+        y, after, tape = forward_with_tape(*inputs, base)
+        return Mixed(y, base, after, tape)
+    y, after = prefill(*inputs, base)
+    return Mixed(y, base, after, None)
 
 
 def prepare(
@@ -188,12 +209,15 @@ def _decays(g: mx.array) -> mx.array:
 
 # Bodies are put together from parts, so that the recurrence itself is written once. Template: HK, HV, DK, DV, PER
 # (state values per lane), VECTOR (decay per channel), InT, OutT.
-_BEGIN = """
-    const int steps = count[0];
+_PLACE = """
     const int batch = head / HV, hv = head % HV, hk = hv / (HV / HK);
     const int first = (head * DV + row) * DK + lane;
-    float s[PER], key[PER], query[PER], decay[PER];
+    float s[PER];
     for (int i = 0; i < PER; ++i) s[i] = state[first + i * 32];
+"""
+_BEGIN = """
+    const int steps = count[0];
+    float key[PER], query[PER], decay[PER];
     for (int t = 0; t < steps; ++t) {
       const int step = batch * steps + t;
       const int at = step * HV + hv;
@@ -253,33 +277,30 @@ _STEP = """
     }
     for (int i = 0; i < PER; ++i) after[first + i * 32] = s[i];
 """
-FORWARD = _BEGIN + _LOAD + _STEP
-MIX = _BEGIN + _LOAD_MIXED + _STEP
-
-REPLAY = """
-    const int kept = keep[0];
-    const int steps = count[0];
-    const int batch = head / HV, hv = head % HV, hk = hv / (HV / HK);
-    const int first = (head * DV + row) * DK + lane;
-    float s[PER];
-    for (int i = 0; i < PER; ++i) s[i] = state[first + i * 32];
-    for (int t = 0; t < kept; ++t) {
-      const int step = batch * steps + t;
+# The first `taped[1]` of `taped[0]` steps of an earlier block; the state they end in is `base`.
+_REPLAY = """
+    for (int t = 0; t < taped[1]; ++t) {
+      const int step = batch * taped[0] + t;
       const int at = step * HV + hv;
       const int from = (step * HK + hk) * DK + lane;
-      const float delta = innovation[at * DV + row];
+      const float delta = tape_innovation[at * DV + row];
       for (int i = 0; i < PER; ++i) {
-        const float decay = static_cast<float>(VECTOR ? g[at * DK + lane + i * 32] : g[at]);
+        const float decay = static_cast<float>(VECTOR ? tape_g[at * DK + lane + i * 32] : tape_g[at]);
         s[i] = s[i] * decay;
-        s[i] = FMA(delta, static_cast<float>(k[from + i * 32]), s[i]);
+        s[i] = FMA(delta, static_cast<float>(tape_k[from + i * 32]), s[i]);
       }
     }
-    for (int i = 0; i < PER; ++i) after[first + i * 32] = s[i];
+    for (int i = 0; i < PER; ++i) base[first + i * 32] = s[i];
 """
+FORWARD = _PLACE + _BEGIN + _LOAD + _STEP
+MIX = _PLACE + _BEGIN + _LOAD_MIXED + _STEP
+RESUMED_MIX = _PLACE + _REPLAY + _BEGIN + _LOAD_MIXED + _STEP
+REPLAY = _PLACE + _REPLAY
 
 MIX_INPUTS = ("mixed", "a", "b", "a_log", "dt_bias", "state", "count", "norm")
 FORWARD_INPUTS = ("q", "k", "v", "g", "beta", "state", "count")
-REPLAY_INPUTS = ("innovation", "k", "g", "state", "count", "keep")
+TAPE_INPUTS = ("tape_innovation", "tape_k", "tape_g", "taped")
+REPLAY_INPUTS = ("state", *TAPE_INPUTS)
 RECORD = "#define RECORD(index, delta) innovation[index] = delta\n"
 NO_RECORD = "#define RECORD(index, delta)\n"
 
@@ -325,7 +346,7 @@ def _launch_forward(
     name = "dflash_gated_delta_taped" if taped else "dflash_gated_delta"
     run = kernel(on, name, FORWARD_INPUTS, names, FORWARD, RECORD if taped else NO_RECORD)
     return run(
-        inputs=[q, k, v, g, beta, state, device_int(v.shape[1])],
+        inputs=[q, k, v, g, beta, state, device_ints(v.shape[1])],
         template=[*template(k, v, g), ("OutT", v.dtype)],
         **grid(v),
         output_shapes=list(shapes),
@@ -340,80 +361,69 @@ def _launch_mix(
     b: mx.array,
     gates: Gates,
     sizes: Sizes,
-    state: mx.array,
+    start: Start,
     *,
     taped: bool,
-) -> tuple[mx.array, mx.array, Tape | None]:
+) -> Mixed:
     batch, steps = mixed.shape[:2]
-    value = (batch, steps, sizes.value_heads, sizes.dv)
-    outputs = mix_outputs(mixed, sizes, state, taped)
-    run = kernel(
-        on,
-        "dflash_gated_delta_mix_taped" if taped else "dflash_gated_delta_mix",
-        MIX_INPUTS,
-        tuple(outputs),
-        MIX,
-        RECORD if taped else NO_RECORD,
-    )
-    y, after, k, g, *innovation = run(
-        inputs=[
-            mixed,
-            a,
-            b,
-            gates.a_log,
-            gates.dt_bias,
-            state,
-            device_int(steps),
-            norm_constants(gates, sizes),
-        ],
+    resumed = start.tape is not None
+    outputs = mix_outputs(mixed, sizes, start, taped)
+    name = f"dflash_gated_delta_mix{'_taped' * taped}{'_resumed' * resumed}"
+    names = MIX_INPUTS + (TAPE_INPUTS if resumed else ())
+    body, header = RESUMED_MIX if resumed else MIX, RECORD if taped else NO_RECORD
+    values = [mixed, a, b, gates.a_log, gates.dt_bias, start.state, device_ints(steps)]
+    values += [norm_constants(gates, sizes), *(tape_inputs(start.tape, start.keep) if resumed else ())]
+    written = kernel(on, name, names, tuple(outputs), body, header)(
+        inputs=values,
         template=mix_template(mixed, sizes),
         grid=(LANES, sizes.dv, batch * sizes.value_heads),
         threadgroup=(LANES, _ROWS_PER_GROUP, 1),
         output_shapes=[shape for shape, _ in outputs.values()],
         output_dtypes=[dtype for _, dtype in outputs.values()],
     )
-    return y.reshape(value), after, Tape(innovation[0], k, g) if taped else None
+    out = dict(zip(outputs, written, strict=True))
+    tape = Tape(out["innovation"], out["k"], out["g"]) if taped else None
+    return Mixed(out["y"], out.get("base", start.state), out["after"], tape)
+
+
+def tape_inputs(tape: Tape, keep: int) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """In the order of `TAPE_INPUTS`."""
+    return tape.innovation, tape.k, tape.g, device_ints(tape.innovation.shape[1], keep)
 
 
 def mix_outputs(
-    mixed: mx.array, sizes: Sizes, state: mx.array, taped: bool
+    mixed: mx.array, sizes: Sizes, start: Start, taped: bool
 ) -> dict[str, tuple[tuple[int, ...], mx.Dtype]]:
     """Names, shapes and dtypes of what the kernel writes."""
     rows, value = mixed.shape[:2], (*mixed.shape[:2], sizes.value_heads, sizes.dv)
     outputs = {
         "y": (value, mixed.dtype),
-        "after": (state.shape, mx.float32),
+        "after": (start.state.shape, mx.float32),
         "k": ((*rows, sizes.key_heads, sizes.dk), mixed.dtype),
         "g": ((*rows, sizes.value_heads), mixed.dtype),
     }
+    if start.tape is not None:
+        outputs["base"] = (start.state.shape, mx.float32)
     return outputs | ({"innovation": (value, mx.float32)} if taped else {})
 
 
 def mix_template(mixed: mx.array, sizes: Sizes) -> list[tuple[str, int | mx.Dtype]]:
     heads = [("HK", sizes.key_heads), ("HV", sizes.value_heads), ("DK", sizes.dk), ("DV", sizes.dv)]
-    return [*heads, ("PER", sizes.dk // LANES), ("InT", mixed.dtype), ("OutT", mixed.dtype)]
-
-
-@lru_cache(maxsize=64)
-def _constants(*values: float) -> mx.array:
-    array = mx.array(values, dtype=mx.float32)
-    mx.eval(array)
-    return array
+    return [*heads, ("PER", sizes.dk // LANES), ("VECTOR", 0), ("InT", mixed.dtype), ("OutT", mixed.dtype)]
 
 
 def norm_constants(gates: Gates, sizes: Sizes) -> mx.array:
     """Epsilon, and the factors of normalised queries and keys."""
-    return _constants(gates.norm_eps, sizes.dk**-1.0, sizes.dk**-0.5)
+    return device_floats(gates.norm_eps, sizes.dk**-1.0, sizes.dk**-0.5)
 
 
 def _launch_replay(on: str, tape: Tape, state: mx.array, keep: int) -> mx.array:
-    run = kernel(on, "dflash_gated_delta_replay", REPLAY_INPUTS, ("after",), REPLAY)
-    values = tape.innovation
-    (after,) = run(
-        inputs=[values, tape.k, tape.g, state, device_int(values.shape[1]), device_int(keep)],
-        template=template(tape.k, values, tape.g),
-        **grid(values),
+    run = kernel(on, "dflash_gated_delta_replay", REPLAY_INPUTS, ("base",), REPLAY)
+    (base,) = run(
+        inputs=[state, *tape_inputs(tape, keep)],
+        template=template(tape.k, tape.innovation, tape.g),
+        **grid(tape.innovation),
         output_shapes=[state.shape],
         output_dtypes=[mx.float32],
     )
-    return after
+    return base

@@ -3,7 +3,8 @@
 A recurrent state cannot be trimmed. Instead of copying it per token, each linear layer keeps a *tape* of the last
 block: what it added to its state (innovation, key, decay) and what its convolution read. Rolling back replays the
 kept steps from the state before the block: no projection runs again, and a block that stands costs nothing. Arrays
-in MLX are immutable, so "the state before the block" is a reference, not a copy.
+in MLX are immutable, so "the state before the block" is a reference, not a copy; and the replay is the first thing
+the next block's kernel does, so rolling back itself launches nothing.
 
 The layers run with the model's own weights and modules; nothing is replaced. Norms, gates, feed-forward (dense or
 mixture of experts) and attention layers are called as they are; only the recurrence itself is ours.
@@ -19,7 +20,7 @@ from mlx_lm.models import gated_delta as stock
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
-from ..kernels.gated_delta import MAX_TAPE_STEPS, Gates, Sizes, Tape, mix, replay
+from ..kernels.gated_delta import MAX_TAPE_STEPS, Gates, Sizes, Start, Tape, mix
 from .attention import AttentionTarget, Parts
 from .base import Features
 
@@ -108,7 +109,7 @@ class LinearMemory:
         self._gates = Gates(net.A_log, net.dt_bias, _norm_eps(net.head_k_dim))
         self._sizes = Sizes(net.num_k_heads, net.num_v_heads, net.head_k_dim, net.head_v_dim)
         self._window: mx.array | None = None  # (1, K - 1, C), inputs of the convolution
-        self._state: mx.array | None = None  # (1, Hv, dv, dk), fp32
+        self._start: Start | None = None  # the recurrent state, or how to come to it
         self._block: _Block | None = None
 
     def forward(self, x: mx.array) -> mx.array:
@@ -117,24 +118,25 @@ class LinearMemory:
         qkv, z, b, a = _project(net, x)
         self._begin(qkv)
         conv_input = mx.concatenate([self._window, qkv], axis=1)
-        mixed, before = nn.silu(net.conv1d(conv_input)), self._state
         taped = x.shape[1] <= MAX_TAPE_STEPS
-        y, self._state, tape = mix(mixed, a, b, self._gates, self._sizes, before, taped=taped)
-        self._block = _Block(before, tape, conv_input) if taped else None
+        convolved = nn.silu(net.conv1d(conv_input))
+        done = mix(convolved, a, b, self._gates, self._sizes, self._start, taped=taped)
+        self._start = Start(done.after)
+        self._block = _Block(done.base, done.tape, conv_input) if taped else None
         self._window = conv_input[:, -self._window.shape[1] :]
-        return net.out_proj(net.norm(y, z).reshape(*x.shape[:2], -1))
+        return net.out_proj(net.norm(done.y, z).reshape(*x.shape[:2], -1))
 
     def rollback(self, keep: int) -> None:
         """Go back to the first `keep` steps of the last block, which must have been short enough to tape."""
         block = self._block
         if block is None:
             raise RuntimeError(f"only blocks of up to {MAX_TAPE_STEPS} tokens can be rolled back")
-        self._state = replay(block.tape, block.state, keep)
+        self._start = Start(block.state, block.tape, keep)
         self._window = block.conv_input[:, keep : keep + self._window.shape[1]]
         self._block = None
 
     def arrays(self) -> list[mx.array]:
-        return [self._window, self._state]
+        return [self._window, self._start.state]
 
     def _begin(self, qkv: mx.array) -> None:
         """Zeros before the first token, as the model's own forward has them."""
@@ -142,7 +144,8 @@ class LinearMemory:
             return
         net, batch = self._net, qkv.shape[0]
         self._window = mx.zeros((batch, net.conv_kernel_size - 1, net.conv_dim), qkv.dtype)
-        self._state = mx.zeros((batch, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
+        state = mx.zeros((batch, net.num_v_heads, net.head_v_dim, net.head_k_dim), mx.float32)
+        self._start = Start(state)
 
 
 def _is_fused(net: nn.Module) -> bool:

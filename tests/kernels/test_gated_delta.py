@@ -40,9 +40,9 @@ def emulated_forward(q, k, v, g, beta, state):
 
 
 def emulated_replay(innovation, k, g, state, keep):
-    values = (innovation, k, g, state, mx.array([innovation.shape[1]]), mx.array([keep]))
+    values = (state, *ours.tape_inputs(ours.Tape(innovation, k, g), keep))
     inputs = dict(zip(ours.REPLAY_INPUTS, values, strict=True))
-    outputs = {"after": (state.shape, mx.float32)}
+    outputs = {"base": (state.shape, mx.float32)}
     template = ours.template(k, innovation, g)
     return emulate.run(
         ours.REPLAY, inputs=inputs, outputs=outputs, template=template, **ours.grid(innovation)
@@ -151,49 +151,72 @@ def mixed_problem(steps, dtype, seed, sizes):
     a_log = mx.random.uniform(-1, 2, (sizes.value_heads,))
     dt_bias = mx.random.normal((sizes.value_heads,)).astype(dtype)
     state = mx.random.normal((2, sizes.value_heads, sizes.dv, sizes.dk))
-    return mixed, a, b, ours.Gates(a_log, dt_bias, 1e-6 / sizes.dk), sizes, state
+    return mixed, a, b, ours.Gates(a_log, dt_bias, 1e-6 / sizes.dk), sizes, ours.Start(state)
 
 
-def check_mix(problem, y, after, tape):
-    """Against the definition from the ops. Half types may round a unit apart where sums are taken in another order."""
-    mixed, a, b, gates, sizes, state = problem
+def check_mix(problem, done):
+    """Against the definition from the ops. Half types may round a unit apart where sums have another order."""
+    mixed, a, b, gates, sizes, _ = problem
     inputs = ours.prepare(mixed, a, b, gates, sizes)
-    expected_y, expected_after, innovation = ours.reference_forward(*inputs, state)
+    expected_y, expected_after, innovation = ours.reference_forward(*inputs, done.base)
+    y, after, tape = done.y, done.after, done.tape
     loose = {mx.float32: 5e-5, mx.float16: 2e-2, mx.bfloat16: 1e-1}[mixed.dtype]
     assert error(tape.k, inputs[1]) < loose and error(tape.g, inputs[3]) < loose / 4
     assert error(y, expected_y) < loose and error(after, expected_after) < loose
     assert error(tape.innovation, innovation) < loose
 
 
-@needs_compiler
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(drawn=MIXED)
-def test_the_metal_body_normalises_and_gates_as_the_model_does(drawn):
-    problem = mixed, a, b, gates, sizes, state = mixed_problem(**drawn)
+def emulated_mix(mixed, a, b, gates, sizes, start):
+    """One run of the Metal body, resumed from a tape where `start` has one."""
+    names, body = ours.MIX_INPUTS, ours.MIX
     constants = ours.norm_constants(gates, sizes)
-    values = (mixed, a, b, gates.a_log, gates.dt_bias, state, mx.array([mixed.shape[1]]), constants)
-    y, after, k, g, innovation = emulate.run(
-        ours.MIX,
-        inputs=dict(zip(ours.MIX_INPUTS, values, strict=True)),
-        outputs=ours.mix_outputs(mixed, sizes, state, taped=True),
+    values = [mixed, a, b, gates.a_log, gates.dt_bias, start.state, mx.array([mixed.shape[1]]), constants]
+    if start.tape is not None:
+        names, body = names + ours.TAPE_INPUTS, ours.RESUMED_MIX
+        values += ours.tape_inputs(start.tape, start.keep)
+    outputs = ours.mix_outputs(mixed, sizes, start, taped=True)
+    written = emulate.run(
+        body,
+        inputs=dict(zip(names, values, strict=True)),
+        outputs=outputs,
         template=ours.mix_template(mixed, sizes),
         header=ours.RECORD,
         grid=(32, sizes.dv, 2 * sizes.value_heads),
         threadgroup=(32, 4, 1),
     )
-    check_mix(problem, y, after, ours.Tape(innovation, k, g))
+    out = dict(zip(outputs, written, strict=True))
+    tape = ours.Tape(out["innovation"], out["k"], out["g"])
+    return ours.Mixed(out["y"], out.get("base", start.state), out["after"], tape)
+
+
+def check_resumption(problem, run, keep):
+    """A block after a rollback begins, bit for bit, where the kept steps alone end."""
+    mixed, a, b, gates, sizes, start = problem
+    tape = run(*problem).tape
+    alone = run(mixed[:, :keep], a[:, :keep], b[:, :keep], gates, sizes, start).after
+    resumed = run(mixed, a, b, gates, sizes, ours.Start(start.state, tape, keep))
+    assert mx.array_equal(resumed.base, alone)
+    straight = run(mixed, a, b, gates, sizes, ours.Start(alone))
+    assert mx.array_equal(resumed.after, straight.after) and mx.array_equal(resumed.y, straight.y)
+
+
+@needs_compiler
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(drawn=MIXED, data=st.data())
+def test_the_metal_body_normalises_gates_and_resumes_as_the_model_does(drawn, data):
+    problem = mixed_problem(**drawn)
+    check_mix(problem, emulated_mix(*problem))
+    check_resumption(problem, emulated_mix, data.draw(st.integers(1, drawn["steps"])))
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(drawn=MIXED, data=st.data())
-def test_on_this_device_a_mixed_block_is_the_definitions_and_replays_bitwise(drawn, data):
-    problem = mixed, a, b, gates, sizes, state = mixed_problem(**drawn)
-    y, after, tape = ours.mix(*problem)
-    check_mix(problem, y, after, tape)
-    keep = data.draw(st.integers(1, mixed.shape[1]))
-    alone = ours.mix(mixed[:, :keep], a[:, :keep], b[:, :keep], gates, sizes, state)[1]
-    assert mx.array_equal(ours.replay(tape, state, keep), alone)
-    assert mx.array_equal(ours.mix(*problem, taped=False)[1], after)
+def test_on_this_device_a_mixed_block_is_the_definitions_and_resumes_bitwise(drawn, data):
+    problem = mixed_problem(**drawn)
+    done = ours.mix(*problem)
+    check_mix(problem, done)
+    check_resumption(problem, ours.mix, data.draw(st.integers(1, drawn["steps"])))
+    assert mx.array_equal(ours.mix(*problem, taped=False).after, done.after)
 
 
 @needs_gpu
