@@ -16,6 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from .base import Features
+from .long_context import LongContext
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ class AttentionTarget:
         self.hidden_size = parts.norm.weight.shape[-1]
         self.vocab_size = vocab_size
         self.max_context = max_context
+        self._long_context = LongContext(parts.layers)
 
     def start(self, taps: tuple[int, ...] = ()) -> AttentionSession:
-        return AttentionSession(self._parts, taps)
+        return AttentionSession(self._parts, taps, self._long_context)
 
     def embed(self, tokens: mx.array) -> mx.array:
         return self._parts.embed(tokens)
@@ -71,9 +73,10 @@ class AttentionTarget:
 class AttentionSession:
     """One request's key-value caches."""
 
-    def __init__(self, parts: Parts, taps: tuple[int, ...]):
+    def __init__(self, parts: Parts, taps: tuple[int, ...], long_context: LongContext):
         self._parts = parts
         self._taps = taps
+        self._long_context = long_context
         self._caches = [KVCache() for _ in parts.layers]
         self._last_width = 0
 
@@ -84,9 +87,11 @@ class AttentionSession:
     def forward(self, tokens: mx.array) -> Features:
         hidden = self._parts.embed(tokens)  # (1, n) -> (1, n, D)
         mask = create_attention_mask(hidden, self._caches[0])
+        ours = self._long_context.wanted(tokens.shape[1], self._caches)
         outputs = []
-        for layer, cache in zip(self._parts.layers, self._caches, strict=True):
-            hidden = layer(hidden, mask, cache)
+        for index, (layer, cache) in enumerate(zip(self._parts.layers, self._caches, strict=True)):
+            run = self._long_context.layer(index) if ours else layer
+            hidden = run(hidden, mask, cache)
             outputs.append(hidden)
         self._last_width = tokens.shape[1]
         return self._parts.features(outputs, self._taps)

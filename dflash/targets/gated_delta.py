@@ -23,6 +23,7 @@ from mlx_lm.models.cache import KVCache
 from ..kernels.gated_delta import MAX_TAPE_STEPS, Gates, Sizes, Start, Tape, mix
 from .attention import AttentionTarget, Parts
 from .base import Features
+from .long_context import LongContext
 
 
 class GatedDeltaTarget(AttentionTarget):
@@ -31,7 +32,7 @@ class GatedDeltaTarget(AttentionTarget):
     kind = "hybrid"
 
     def start(self, taps: tuple[int, ...] = ()) -> GatedDeltaSession:
-        return GatedDeltaSession(self._parts, taps)
+        return GatedDeltaSession(self._parts, taps, self._long_context)
 
 
 def is_gated_delta(layer: nn.Module) -> bool:
@@ -43,9 +44,10 @@ def is_gated_delta(layer: nn.Module) -> bool:
 class GatedDeltaSession:
     """One request's memories: a key-value cache per attention layer, a `LinearMemory` per linear one."""
 
-    def __init__(self, parts: Parts, taps: tuple[int, ...]):
+    def __init__(self, parts: Parts, taps: tuple[int, ...], long_context: LongContext):
         self._parts = parts
         self._taps = taps
+        self._long_context = long_context
         self._memories = [
             LinearMemory(layer.linear_attn) if is_gated_delta(layer) else KVCache() for layer in parts.layers
         ]
@@ -56,10 +58,12 @@ class GatedDeltaSession:
         hidden = self._parts.embed(tokens)  # (1, n) -> (1, n, D)
         attention = next((m for m in self._memories if isinstance(m, KVCache)), None)
         mask = create_attention_mask(hidden, attention)
+        ours = self._long_context.wanted(tokens.shape[1], self._memories)
         outputs = []
-        for layer, memory in zip(self._parts.layers, self._memories, strict=True):
+        for index, (layer, memory) in enumerate(zip(self._parts.layers, self._memories, strict=True)):
             if isinstance(memory, KVCache):
-                hidden = layer(hidden, mask, memory)
+                run = self._long_context.layer(index) if ours else layer
+                hidden = run(hidden, mask, memory)
             else:
                 hidden = hidden + memory.forward(layer.input_layernorm(hidden))
                 hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))

@@ -54,12 +54,16 @@ inline float exp(float x) { return std::exp(x); }
 inline float log(float x) { return std::log(x); }
 inline float abs(float x) { return std::fabs(x); }
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+inline float exp2(float x) { return std::exp2(x); }
+inline float max(float a, float b) { return a > b ? a : b; }
 }
 struct uint3 { uint x, y, z; };
+struct uint4 { uint x, y, z, w; };
 #define threadgroup
+#define device
 
 constexpr int LANES = 32;
-struct Fibre { ucontext_t context; std::vector<char> stack; bool done; float deposit; };
+struct Fibre { ucontext_t context; std::vector<char> stack; bool done; float deposit; float pairs[4]; };
 static std::vector<Fibre> fibres;
 static ucontext_t scheduler;
 static int current;
@@ -79,6 +83,47 @@ inline float simd_reduce(float x, float (*join)(float, float)) {
 }
 inline float simd_sum(float x) { return simd_reduce(x, [](float a, float b) { return a + b; }); }
 inline float simd_max(float x) { return simd_reduce(x, [](float a, float b) { return a > b ? a : b; }); }
+inline float simd_shuffle_xor(float x, int mask) {
+  fibres[current].deposit = x;
+  pause_here();
+  const float other = fibres[current ^ mask].deposit;
+  pause_here();
+  return other;
+}
+
+// 8 x 8 over a SIMD group, spread as in MLX's own Metal attention (steel/attn/mma.h, get_coord).
+struct simdgroup_float8x8 {
+  float elements[2];
+  float* thread_elements() { return elements; }
+};
+static int tile_row(int lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
+static int tile_column(int lane) { return ((lane / 4) & 2) * 2 + lane % 2 * 2; }
+static int tile_lane(int row, int column) {
+  for (int lane = 0; lane < LANES; ++lane)
+    if (tile_row(lane) == row && tile_column(lane) == (column & ~1)) return lane;
+  return -1;
+}
+inline void simdgroup_multiply_accumulate(
+    simdgroup_float8x8& d, simdgroup_float8x8 a, simdgroup_float8x8 b, simdgroup_float8x8 c) {
+  static int holder[8][8];
+  static const bool filled = [] {
+    for (int r = 0; r < 8; ++r) for (int n = 0; n < 8; ++n) holder[r][n] = tile_lane(r, n);
+    return true;
+  }();
+  (void)filled;
+  const int me = current, group = me / LANES * LANES, lane = me % LANES;
+  float* mine = fibres[me].pairs;
+  mine[0] = a.elements[0], mine[1] = a.elements[1], mine[2] = b.elements[0], mine[3] = b.elements[1];
+  pause_here();
+  for (int e = 0; e < 2; ++e) {
+    float sum = c.elements[e];
+    for (int i = 0; i < 8; ++i)
+      sum += fibres[group + holder[tile_row(lane)][i]].pairs[i & 1] *
+             fibres[group + holder[i][tile_column(lane) + e]].pairs[2 + ((tile_column(lane) + e) & 1)];
+    d.elements[e] = sum;
+  }
+  pause_here();
+}
 enum class mem_flags { mem_none, mem_threadgroup, mem_device };
 inline void threadgroup_barrier(mem_flags) { pause_here(); }
 
@@ -172,7 +217,10 @@ def _source(body: str, header: str, types: dict[str, mx.Dtype], inputs: list[str
     return "\n".join(
         [
             _PRELUDE,
-            device._METAL_HEADER,
+            # Memory of a thread group is one array for all its fibres.
+            device._METAL_HEADER.replace(
+                "threadgroup type name[count]", "alignas(16) static type name[count]"
+            ),
             header,
             *constants,
             "static void** buffer_list; static const int* group_size; static uint3 origin;",
