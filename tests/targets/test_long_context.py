@@ -12,7 +12,7 @@ from dflash.targets.long_context import LEAST_CONTEXT, LongContext, parts_of
 
 
 def attention_layers(family):
-    model, adapter = tiny.target(family)
+    _, adapter = tiny.target(family)
     return [layer for layer in adapter._parts.layers if hasattr(layer, "self_attn")]
 
 
