@@ -144,7 +144,7 @@ def _target(
     """The registry's match, and what is known of the model itself."""
     from ..models import embedded
     from ..models.pairing import is_draft
-    from ..models.survey import is_path
+    from ..models.sources import is_path
 
     match, miss = None, None
     try:

@@ -20,7 +20,7 @@ from . import embedded, headers, hub, store
 from .embedded import EMBEDDED
 from .store import cache_root
 
-__all__ = ["EMBEDDED", "Source", "cache_root", "check_safetensors", "is_on_the_hub", "locate"]
+__all__ = ["EMBEDDED", "Source", "cache_root", "check_safetensors", "is_on_the_hub", "is_path", "locate"]
 
 Kind = Literal["folder", "hub", "gguf", "embedded"]
 
@@ -59,7 +59,7 @@ def locate(
         GatedModel, HubUnreachable, HubFailed, IndexFailed, DiskFull: as its place of origin has them.
     """
     root = cache_root(cache_dir)
-    downloads = None if cache_dir is None else root / "hub"
+    downloads = store.hub_folder(cache_dir)
     try:
         source = _on_this_disk(name, root, progress)
         source = source or _embedded(name, what, root, offline, progress)
@@ -75,8 +75,12 @@ def locate(
 
 def is_on_the_hub(name: str) -> bool:
     """Whether `locate` would ask the hub for `name`: it is no path, no file here and no embedded model."""
-    here = os.path.exists(os.path.expanduser(name)) or _is_path(name) or not name.strip()
-    return not here and "/" in name
+    return not is_path(name) and "/" in name
+
+
+def is_path(name: str) -> bool:
+    """Whether `name` is a path on this disk, there or not, rather than a name to look up."""
+    return not name.strip() or os.path.exists(os.path.expanduser(name)) or _looks_like_a_path(name)
 
 
 def check_safetensors(folder: Path) -> None:
@@ -93,7 +97,7 @@ def _on_this_disk(name: str, root: Path, progress: bool) -> Source | None:
         return Source(path, name, "folder", None)
     if os.path.isfile(path):
         return Source(_converted(path, root, progress), name, "gguf", None)
-    if _is_path(name):
+    if _looks_like_a_path(name):
         raise ModelNotFound(f"there is no {path}", path=str(path))
     return None
 
@@ -151,7 +155,7 @@ def _converted(file: Path, root: Path, progress: bool) -> Path:
     return folder
 
 
-def _is_path(name: str) -> bool:
+def _looks_like_a_path(name: str) -> bool:
     return (
         name.startswith(("/", ".", "~"))
         or name.endswith("/")

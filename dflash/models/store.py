@@ -35,6 +35,11 @@ def cache_root(cache_dir: Path | None = None) -> Path:
     return base / "dflash"
 
 
+def hub_folder(cache_dir: Path | None) -> Path | None:
+    """Where files of the hub go: under `cache_dir`, or None for the user's own hub cache, shared with other tools."""
+    return None if cache_dir is None else cache_root(cache_dir) / "hub"
+
+
 def say(progress: bool, message: str) -> None:
     """A line of progress on stderr."""
     if progress:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import BadCheckpoint, DFlashError, HubUnreachable, ModelNotFound
-from . import embedded, headers, hub
+from . import embedded, headers, hub, store
 from .headers import TensorInfo
-from .sources import cache_root
+from .sources import cache_root, is_path
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,10 @@ def survey(
         raise ModelNotFound(
             f"there is no folder {path.absolute()}, and a model on the hub is called owner/name, not {name!r}"
         )
-    hub_dir = None if cache_dir is None else root / "hub"
+    hub_dir = store.hub_folder(cache_dir)
     if copy := hub.cached(name, cache_dir=hub_dir):
         return _folder(name, copy)
     return _on_hub(name, hub_dir, offline, endpoint)
-
-
-def is_path(name: str) -> bool:
-    """Whether `name` is a path on this disk, there or not, rather than a name to look up."""
-    if Path(name).expanduser().exists():
-        return True
-    return name.startswith(("/", ".", "~")) or name.lower().endswith(".gguf")
 
 
 def _folder(name: str, folder: Path) -> Survey:
