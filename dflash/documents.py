@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from .config import CPU_WIDTH, DEFAULT_MAX_TOKENS
+from .config import DEFAULT_MAX_TOKENS
 from .models.embedded import DEFAULT
 from .version import __version__
 
@@ -40,7 +40,6 @@ def skill() -> str:
         version=__version__,
         pair=DEFAULT,
         max_tokens=DEFAULT_MAX_TOKENS,
-        cpu_width=CPU_WIDTH,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .config import Mode
@@ -102,6 +103,19 @@ class ResultFold:
             case Finished(reason):
                 self.finish_reason = reason
 
+    def remarks(self) -> Iterator[Notice]:
+        """What the events together say, and no single one of them."""
+        if low := self.low_acceptance():
+            yield low
+        elif self.drafted and not any(notice.code == "draft_context_limit" for notice in self.notices):
+            passes = sum(self.widths.values())
+            if passes >= _ENOUGH_CYCLES and self.widths[1] > passes / 2:
+                yield Notice(
+                    "draft_rested",
+                    f"on this text the draft did not pay for its time: {self.widths[1]} of {passes} passes were "
+                    "plain steps",
+                )
+
     def low_acceptance(self) -> Notice | None:
         """A remark when the draft hardly ever helped: a wrong draft loads, runs and answers like a right one."""
         cycles = sum(count for width, count in self.widths.items() if width > 1)
@@ -127,7 +141,7 @@ class ResultFold:
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
             width_histogram=dict(sorted(self.widths.items())),
-            notices=(*self.notices, *([low] if (low := self.low_acceptance()) else [])),
+            notices=(*self.notices, *self.remarks()),
         )
 
 

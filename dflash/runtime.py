@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from . import blas
-from .config import CPU_WIDTH, DFlashConfig, SamplingParams
+from . import blas, curves
+from .config import DFlashConfig, SamplingParams
+from .decoding.costs import CostCurve, measure
 from .decoding.loop import decode
 from .decoding.state import DecodeState
 from .decoding.stopping import StopTexts
-from .decoding.width import FixedWidth, WidthPolicy
+from .decoding.width import AdaptiveWidth, FixedWidth, WidthPolicy
 from .drafts.base import Draft
 from .errors import BadValue, ContextExceeded, EmptyPrompt
 from .events import Cycle, Event, Finished, Notice, Prefilled, Text
@@ -21,6 +25,7 @@ from .models import sources
 from .models.fitting import fit
 from .models.loading import LoadedTarget, load_draft, load_target
 from .models.registry import lookup
+from .models.store import cache_root
 from .result import GenerationResult, ResultFold
 from .text.detokenize import TextStream
 from .text.template import Message, chat_ids, text_ids
@@ -33,7 +38,7 @@ class DFlashRuntime:
 
     Attributes:
         model, draft_name: what was loaded, as the user named it or as the registry resolved it.
-        block_size: tokens verified in a cycle, anchor included; 1 without a draft.
+        block_size: most tokens verified in a cycle, anchor included; 1 without a draft.
         notices: what the loading had to say; every request's events begin with them.
     """
 
@@ -46,6 +51,7 @@ class DFlashRuntime:
         model: str = "",
         draft_name: str | None = None,
         notices: tuple[Notice, ...] = (),
+        curve_file: Path | None = None,
     ):
         self.config = config or DFlashConfig()
         self.target = target
@@ -54,6 +60,8 @@ class DFlashRuntime:
         self.draft_name = draft_name if self.draft is not None else None
         self.block_size = _width(self.config.draft_block_size, self.draft)
         self.notices = notices
+        self._curve_file = curve_file
+        self._curve: CostCurve | None = None
 
     @classmethod
     def from_pretrained(
@@ -90,7 +98,8 @@ class DFlashRuntime:
         loaded = found and load_draft(found.folder, target.adapter, widen=how.widen)
         names = {"model": source.name, "draft_name": found and found.name}
         notices = tuple(notice for notice in (how.notice, _blas_notice()) if notice)
-        return cls(target, loaded, config, **names, notices=notices)
+        file = loaded and curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
+        return cls(target, loaded, config, **names, notices=notices, curve_file=file)
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """The whole answer to `prompt`. Takes what `events` takes."""
@@ -236,8 +245,22 @@ class DFlashRuntime:
             total = len(state.prompt) + state.budget
             yield Notice("context_full", f"the answer ended where the context of {total} tokens was full")
 
+    @property
+    def curve(self) -> CostCurve:
+        """What passes of this pair cost here: as kept from an earlier run, or measured now, which takes seconds."""
+        if self._curve is None:
+            self._curve = self._curve_file and CostCurve.load(self._curve_file)
+        if self._curve is None:
+            self._curve = measure(self.target.adapter, self.draft)
+            if self._curve_file is not None:
+                with contextlib.suppress(OSError):  # a cache that cannot be written costs a measurement a run
+                    self._curve.save(self._curve_file)
+        return self._curve
+
     def _policy(self) -> WidthPolicy:
-        return FixedWidth(self.block_size)
+        if self.block_size < 2 or self.config.draft_block_size is not None:
+            return FixedWidth(self.block_size)
+        return AdaptiveWidth(self.curve, self.block_size)
 
 
 def _params(params: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
@@ -249,14 +272,29 @@ def _params(params: SamplingParams | None, settings: dict[str, Any]) -> Sampling
 
 
 def _width(asked: int | None, draft: Draft | None) -> int:
-    """The width of a cycle: what was asked for, checked against the draft, or the device's default."""
+    """The most that a cycle verifies: what was asked for, checked against the draft, or the draft's own block."""
     if draft is None:
         return 1
     if asked is not None:
         if asked > draft.block_size:
             raise BadValue(f"draft_block_size is {asked}, but this draft was trained for {draft.block_size}")
         return asked
-    return min(CPU_WIDTH, draft.block_size) if _on_cpu() else draft.block_size
+    return draft.block_size
+
+
+def _identity(target: LoadedTarget, draft: Draft, names: dict[str, str | None]) -> dict[str, Any]:
+    """What a cost curve belongs to: the pair by name, and what would change its cost under the same name."""
+    sizes = {
+        name: getattr(target.adapter, name) for name in ("kind", "hidden_size", "num_layers", "vocab_size")
+    }
+    stored = [sum(array.nbytes for _, array in tree_flatten(m.parameters())) for m in (target.model, draft)]
+    return {
+        **names,
+        **sizes,
+        "block_size": draft.block_size,
+        "stored_bytes": stored,
+        "blas": blas.preload().missing,
+    }
 
 
 def _on_cpu() -> bool:

@@ -22,7 +22,8 @@ ALLOWED = {
     "models": {"drafts", "plan", "targets"},
     "plan": {"models"},
     "result": set(),
-    "runtime": {"decoding", "drafts", "models", "result", "text"},
+    "curves": {"decoding"},
+    "runtime": {"curves", "decoding", "drafts", "models", "result", "text"},
     "targets": {"kernels"},
     "text": set(),
 }

@@ -45,8 +45,8 @@ def baseline(folders):
 
 
 def codes(result):
-    """The remarks of a result, but for the one that this random draft always earns."""
-    return [notice.code for notice in result.notices if notice.code != "low_acceptance"]
+    """The remarks of a result, but for those that this random draft always earns."""
+    return [notice.code for notice in result.notices if notice.code not in ("low_acceptance", "draft_rested")]
 
 
 def test_a_draft_that_never_helps_is_remarked_on(runtime, baseline):
@@ -246,6 +246,28 @@ def test_params_may_be_given_whole(runtime):
 def test_a_width_beyond_the_trained_block_is_refused(folders):
     with pytest.raises(BadValue, match="trained for 8"):
         DFlashRuntime.from_pretrained(*map(str, folders), DFlashConfig(draft_block_size=9))
+
+
+def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_path, monkeypatch):
+    config = DFlashConfig(cache_dir=tmp_path)
+    first = DFlashRuntime.from_pretrained(*map(str, folders), config)
+    assert first.block_size == 8
+    answer = first.generate(QUESTION, max_tokens=90, ignore_eos=True)
+    assert answer.tokens == baseline.generate(QUESTION, max_tokens=90, ignore_eos=True).tokens
+    assert answer.width_histogram[1] > 45, "a random draft does not pay"
+    assert "draft_rested" in [notice.code for notice in answer.notices]
+    (saved,) = tmp_path.glob("curves/*.json")
+
+    def never(*_):
+        raise AssertionError("measured twice")
+
+    monkeypatch.setattr("dflash.runtime.measure", never)
+    second = DFlashRuntime.from_pretrained(*map(str, folders), config)
+    assert second.curve == first.curve
+    saved.write_text("damaged")
+    third = DFlashRuntime.from_pretrained(*map(str, folders), config)
+    with pytest.raises(AssertionError, match="measured twice"):
+        third.generate(QUESTION, max_tokens=9)
 
 
 def test_a_draft_given_as_the_model_is_named_as_one(folders):

@@ -36,13 +36,19 @@ def draft_and_verify(state: DecodeState, width: int) -> Cycle:
     return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started)
 
 
-def plain_steps(state: DecodeState) -> Iterator[Cycle]:
-    """Token after token until the answer ends. The next step is under way while a token is handed out."""
+def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
+    """Token after token, up to `limit` of them, until the answer ends.
+
+    The next step is under way while a token is handed out. A draft, where there is one, takes in what it would have
+    to know to go on from here.
+    """
+    left = min(limit, state.remaining)
     started = time.perf_counter()
     following = _step(state, mx.array([[state.anchor]]))
-    while not state.ended and state.remaining:
+    while left and not state.ended:
         token = following
-        if state.remaining > 1:
+        left -= 1
+        if left:
             following = _step(state, token)
         kept = state.commit([token.item()])
         now = time.perf_counter()
@@ -52,7 +58,9 @@ def plain_steps(state: DecodeState) -> Iterator[Cycle]:
 
 def _step(state: DecodeState, token: mx.array) -> mx.array:
     """Launch the pass that turns `token` (1, 1) into the next one, and return that, unevaluated."""
-    hidden = state.session.forward(token).hidden
-    following = mx.argmax(state.target.logits(hidden), axis=-1)
-    mx.async_eval(following)
+    features = state.session.forward(token)
+    following = mx.argmax(state.target.logits(features.hidden), axis=-1)
+    if state.drafter is not None:
+        state.drafter.observe(features.taps)
+    mx.async_eval(following, state.drafter.arrays() if state.drafter is not None else [])
     return following

@@ -16,7 +16,7 @@ def decode(state: DecodeState, policy: WidthPolicy, prefill_chunk: int) -> Itera
     yield from prefill(state, prefill_chunk)
     yield from _speculate(state, policy)
     if not state.ended and state.remaining:
-        yield from plain_steps(state)
+        yield from plain_steps(state, state.remaining)
     yield Finished("stop" if state.ended else "length")
 
 
@@ -31,6 +31,11 @@ def _speculate(state: DecodeState, policy: WidthPolicy) -> Iterator[Cycle | Noti
             )
             state.drafter = None
             return
-        cycle = draft_and_verify(state, min(policy.next_width(), state.remaining, reach))
-        policy.observe(cycle)
-        yield cycle
+        width = min(policy.next_width(), state.remaining, reach)
+        if width > 1:
+            cycles = iter([draft_and_verify(state, width)])
+        else:
+            cycles = plain_steps(state, min(policy.plain_run(), reach - 1))
+        for cycle in cycles:
+            policy.observe(cycle)
+            yield cycle

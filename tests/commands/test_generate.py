@@ -37,7 +37,7 @@ def test_one_json_object_with_the_whole_result(here, tmp_path):
     assert result["mode"] == "dflash" and result["finish_reason"] == "length"
     assert result["model"] == str(here[1]) and result["draft"] == str(here[3])
     assert result["sampling"] == {"temperature": 0.0, "seed": 7}
-    assert result["speculation"]["block_size"] == 4  # a CPU's default
+    assert result["speculation"]["block_size"] == 8  # the draft's own
     assert sum(result["speculation"]["width_histogram"].values()) == result["speculation"]["cycles"]
     assert result["memory"]["peak_bytes"] > 0
     assert list(tmp_path.iterdir()) == []  # nothing is left in the user's folder

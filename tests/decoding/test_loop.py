@@ -69,6 +69,9 @@ def test_any_mix_of_widths_chunks_and_luck_equals_mlx_lm(data):
         def next_width(self):
             return rng.randint(1, 16)
 
+        def plain_run(self):
+            return rng.randint(1, 9)
+
     patience = iter(lambda: rng.randint(0, 16), None)
     state = tiny.state(adapter, prompt, count, tiny.ScriptedDrafter(answer, len(prompt), patience))
     list(decode(state, AnyWidth(0), data.draw(st.integers(1, 17))))
