@@ -12,6 +12,7 @@ import pytest
 import script
 import tiny
 
+import dflash.commands.resolve_draft  # noqa: F401  (registers the schema of its result)
 from dflash.decoding.loop import decode
 from dflash.decoding.state import DecodeState
 from dflash.decoding.width import FixedWidth
@@ -60,9 +61,11 @@ def draft(target):
 
 @pytest.fixture(scope="module")
 def cases(target):
-    """(prompt, what mlx-lm's greedy decoding answers) as ids, for each prompt."""
+    """(prompt, what mlx-lm's greedy decoding answers) as ids, for each prompt. 2,000 tokens in all."""
     prompts = [target.tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
-    return [(prompt, tiny.greedy(target.model, prompt, ANSWER)) for prompt in prompts]
+    answers = [tiny.greedy(target.model, prompt, ANSWER) for prompt in prompts]
+    assert sum(map(len, answers)) == 2000
+    return list(zip(prompts, answers, strict=True))
 
 
 def run(target, draft, case, width, chunk=512):
@@ -102,17 +105,12 @@ def test_the_pair_is_a_small_hybrid_of_both_kinds_of_layer(target, draft):
     assert sum(file.stat().st_size for file in PAIR.rglob("*") if file.is_file()) < 12_000_000
 
 
-def test_the_prompts_make_2000_tokens_and_one_of_them_crosses_1024(cases):
-    assert sum(len(answer) for _, answer in cases) == 2000
+def test_one_answer_crosses_position_1024(cases):
     prompt, answer = cases[LONG]
     assert len(prompt) < 1024 - BLOCK < 1024 + 100 < len(prompt) + len(answer)
 
 
-def test_2000_tokens_with_its_own_draft_equal_mlx_lm(target, draft, cases):
-    cycles = [cycle for case in cases for cycle in run(target, draft, case, BLOCK)]
-    assert {0, 1, 2} < {cycle.accepted for cycle in cycles}
-    # A draft with wrong taps, mask token or positions answers as well, and accepts next to nothing.
-    assert (2000 - len(cases)) / len(cycles) > 1.7
+# Together these two see every one of the 2,000 tokens; each drafter sees all of them in the slow tier.
 
 
 @pytest.mark.parametrize(("case", "width", "chunk"), [(0, 4, 512), (1, 16, 512), (LONG, 8, 20)])
@@ -122,9 +120,16 @@ def test_every_accepted_length_of_an_adversarial_draft_leaves_the_answer_alone(
     run_scripted(target, cases[case], width, chunk)
 
 
+def test_with_its_own_draft_the_answers_equal_mlx_lm(target, draft, cases):
+    cycles = [*run(target, draft, cases[2], BLOCK), *run(target, draft, cases[LONG], BLOCK, chunk=64)]
+    assert {0, 1, 2} < {cycle.accepted for cycle in cycles}
+    # A draft with wrong taps, mask token or positions answers as well, and accepts next to nothing.
+    assert 2 * (ANSWER - 1) / len(cycles) > 1.7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 3, 5, 8, 16, 32])
-@pytest.mark.parametrize("chunk", [7, 64, 512])
+@pytest.mark.parametrize("chunk", [7, 512])
 def test_2000_tokens_with_adversarial_drafts_equal_mlx_lm(target, cases, width, chunk):
     for case in cases:
         run_scripted(target, case, width, chunk)
@@ -132,9 +137,8 @@ def test_2000_tokens_with_adversarial_drafts_equal_mlx_lm(target, cases, width, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [2, 4, 7, 12])
-@pytest.mark.parametrize("chunk", [7, 64])
-def test_2000_tokens_with_its_own_draft_at_other_widths_equal_mlx_lm(target, draft, cases, width, chunk):
+@pytest.mark.parametrize(("width", "chunk"), [(2, 512), (4, 64), (7, 7), (16, 512)])
+def test_2000_tokens_with_its_own_draft_equal_mlx_lm(target, draft, cases, width, chunk):
     for case in cases:
         run(target, draft, case, width, chunk)
 
