@@ -197,9 +197,10 @@ def test_sampling_defaults_of_a_model_do_not_make_decoding_random(tmp_path):
     assert answer(folder) == expected
 
 
-def test_a_hybrid_pair_runs_end_to_end(tmp_path):
-    target = pair.target(tmp_path / "hybrid", "qwen3_5")
-    draft = pair.draft(tmp_path / "draft", num_target_layers=4)
+@pytest.mark.parametrize(("family", "layers"), [("qwen3_5", 4), ("gpt_oss", 3), ("gemma3_text", 3)])
+def test_a_pair_of_every_kind_runs_end_to_end(tmp_path, family, layers):
+    target = pair.target(tmp_path / "target", family)
+    draft = pair.draft(tmp_path / "draft", num_target_layers=layers)
     drafted = DFlashRuntime.from_pretrained(str(target), str(draft), DFlashConfig(draft_block_size=8))
     result = drafted.generate("abc", use_chat_template=False, max_tokens=40, ignore_eos=True)
     plain = DFlashRuntime.from_pretrained(str(target), config=DFlashConfig(mode="baseline"))
