@@ -33,9 +33,17 @@ _LOGIT_BYTES = 4
 _USABLE_SHARE = 0.9
 _MOST_CONTEXT = 1 << 20  # for models that state no limit of their own
 
-# Parts of a checkpoint that mlx-lm leaves on the disk: vision, audio, multi-token-prediction heads.
-_NOT_LOADED = {"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector", "mtp"}
-_NOT_LOADED |= {"embed_vision", "embed_audio"}
+# Parts of a checkpoint that are left on the disk, unless the model has them: vision, audio, heads that predict
+# several tokens.
+NOT_LOADED = {
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "audio_tower",
+    "multi_modal_projector",
+    "mm_projector",
+}
+NOT_LOADED |= {"embed_vision", "embed_audio", "vision_embedder", "vision_adapter", "vision_projection", "mtp"}
 
 # Families whose sliding layers keep only their window in mlx-lm; others mask a full cache.
 _ROTATING = {"afmoe", "cohere2", "exaone4", "exaone_moe", "gemma3", "gemma3n", "gemma4", "gemma4_unified"}
@@ -181,7 +189,7 @@ def weight_bytes(
         quantization: the config's own entry of that name: bits, and settings of single modules.
         run_dtype: what floating and packed weights are widened to; None counts them as stored.
     """
-    loaded = {name: info for name, info in tensors.items() if not _NOT_LOADED & set(name.split("."))}
+    loaded = {name: info for name, info in tensors.items() if not NOT_LOADED & set(name.split("."))}
     if run_dtype is None:
         return sum(info.nbytes for info in loaded.values())
     total = 0
@@ -236,12 +244,15 @@ def layer_kinds(config: Config, *, rotating: bool | None = None) -> tuple[Layer,
     sliding: Layer = "sliding" if bounded else "full"
     names: dict[str, Layer] = {"full_attention": "full", "attention": "full"}
     names |= {"sliding_attention": sliding, "chunked_attention": "full"}
-    if kinds := text.get("layer_types"):
+    pattern = text.get("sliding_window_pattern")
+    if isinstance(pattern, str):  # exaone 4: L for a local layer, G for a global one
+        layers = [sliding if pattern[i % len(pattern)] == "L" else "full" for i in range(count)]
+    elif kinds := text.get("layer_types"):
         layers = [names.get(name, "recurrent") for name in kinds[:count]]
     elif interval := text.get("full_attention_interval"):
         layers = ["full" if (i + 1) % interval == 0 else "recurrent" for i in range(count)]
     elif family in _PATTERN:
-        every = text.get("sliding_window_pattern") or _PATTERN[family]
+        every = pattern or _PATTERN[family]
         layers = ["full" if (i + 1) % every == 0 else sliding for i in range(count)]
     else:
         layers = ["full"] * count
@@ -360,7 +371,9 @@ def _bits(quantization: Config | None, module: str) -> int:
 def _row_elements(text: Config, layer: Layer) -> int:
     """Elements that one token adds to one attention layer's cache."""
     if text.get("kv_lora_rank") and _family(text) not in _EXPANDED:
-        return text["kv_lora_rank"] + text.get("qk_rope_head_dim", 0)
+        # The index of DeepSeek 3.2 and GLM 5 is a cache of its own, stored as keys and as values.
+        index = 2 * text.get("index_head_dim", 0)
+        return text["kv_lora_rank"] + text.get("qk_rope_head_dim", 0) + index
     heads = text.get("num_key_value_heads") or text.get("num_attention_heads", 0)
     head_dim = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     if layer == "full" and text.get("global_head_dim"):  # gemma 4: full layers have a shape of their own

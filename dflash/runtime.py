@@ -76,7 +76,8 @@ class DFlashRuntime:
 
         Args:
             model: hub name, folder, GGUF file or the embedded pair's name.
-            draft: the same for the draft; None asks the registry.
+            draft: the same for the draft; None asks the registry. A target that no adapter runs refuses a
+                named draft, and goes without one that nobody named.
             config: how to run; `DFlashConfig(mode="baseline")` loads no draft at all.
             progress: show download progress on stderr.
 
@@ -85,7 +86,7 @@ class DFlashRuntime:
         """
         config = config or DFlashConfig()
         where = {"cache_dir": config.cache_dir, "offline": config.offline, "progress": progress}
-        drafted = config.mode == "dflash"
+        drafted, named = config.mode == "dflash", draft is not None
         if drafted and draft is None and sources.is_on_the_hub(model):
             draft = lookup(model).draft  # a model without a draft is refused before it is downloaded
         source = sources.locate(model, revision=config.revision, what="model", **where)
@@ -95,9 +96,13 @@ class DFlashRuntime:
             found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
         how = fit(source.folder, found and found.folder, context=config.max_ctx)
         target = load_target(source.folder, widen=how.widen)
+        plainly = None
+        if found and not named and target.why_plain:
+            plainly = Notice("no_adapter", f"decoding is plain: {target.why_plain}")
+            found = None
         loaded = found and load_draft(found.folder, target.adapter, widen=how.widen)
         names = {"model": source.name, "draft_name": found and found.name}
-        notices = tuple(notice for notice in (how.notice, _blas_notice()) if notice)
+        notices = tuple(notice for notice in (how.notice, _blas_notice(), plainly) if notice)
         file = loaded and curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
         return cls(target, loaded, config, **names, notices=notices, curve_file=file)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pair
@@ -311,19 +312,30 @@ def test_an_unknown_model_type_is_unsupported(folders, tmp_path):
         DFlashRuntime.from_pretrained(str(odd), str(folders[1]))
 
 
-def test_a_family_without_an_adapter_runs_plainly_and_refuses_a_draft(folders, tmp_path):
-    sliding = pair.target(
-        tmp_path / "sliding",
-        layer_types=["sliding_attention", "full_attention", "full_attention"],
-        sliding_window=16,
-    )
-    runtime = DFlashRuntime.from_pretrained(str(sliding), config=DFlashConfig(mode="baseline"))
-    model, _ = load(str(sliding))
+@pytest.fixture(scope="module")
+def opaque(tmp_path_factory):
+    return pair.target(tmp_path_factory.mktemp("opaque") / "lfm2", "lfm2")
+
+
+def test_a_family_without_an_adapter_runs_plainly_and_refuses_a_named_draft(folders, opaque):
+    runtime = DFlashRuntime.from_pretrained(str(opaque), config=DFlashConfig(mode="baseline"))
+    model, _ = load(str(opaque))
     result = runtime.generate("abc", use_chat_template=False, max_tokens=60, ignore_eos=True)
     prompt = runtime.target.tokenizer.encode("abc")
     assert list(result.tokens) == tiny.greedy(model, prompt, 60)
-    with pytest.raises(UnsupportedModel, match="RotatingKVCache"):
-        DFlashRuntime.from_pretrained(str(sliding), str(folders[1]))
+    with pytest.raises(UnsupportedModel, match=r"lfm2.*supported.*gemma4") as caught:
+        DFlashRuntime.from_pretrained(str(opaque), str(folders[1]))
+    assert caught.value.exit_status == 4
+
+
+def test_a_family_without_an_adapter_goes_without_a_draft_that_nobody_named(folders, opaque, monkeypatch):
+    known = SimpleNamespace(draft=str(folders[1]))
+    monkeypatch.setattr("dflash.runtime.lookup", lambda model: known)
+    runtime = DFlashRuntime.from_pretrained(str(opaque))
+    result = runtime.generate("abc", use_chat_template=False, max_tokens=9, ignore_eos=True)
+    assert (result.mode, runtime.draft_name) == ("baseline", None)
+    said = [notice.message for notice in result.notices if notice.code == "no_adapter"]
+    assert len(said) == 1 and "lfm2" in said[0]
 
 
 def test_notices_are_events_too(folders):

@@ -24,6 +24,7 @@ from ..targets.base import TargetAdapter
 from ..targets.choose import choose
 from ..targets.opaque import OpaqueTarget
 from . import headers
+from .tensor_names import model_classes
 
 _PROBE = 8  # tokens; enough for every layer to attend to something
 
@@ -42,6 +43,11 @@ class LoadedTarget:
     adapter: TargetAdapter
     tokenizer: Any
     end_tokens: frozenset[int]
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why no draft can help this target; None if one can."""
+        return self.adapter.why if isinstance(self.adapter, OpaqueTarget) else None
 
 
 def load_target(folder: Path, *, widen: bool) -> LoadedTarget:
@@ -139,7 +145,7 @@ def cast(module: nn.Module, dtype: mx.Dtype) -> None:
 def _load_model(folder: Path) -> nn.Module:
     """mlx-lm's model with its weights still lazy, its errors as ours."""
     try:
-        return load_model(folder, lazy=True)[0]
+        return load_model(folder, lazy=True, get_model_classes=model_classes)[0]
     except DFlashError:
         raise
     except FileNotFoundError as error:
@@ -148,7 +154,11 @@ def _load_model(folder: Path) -> nn.Module:
         if "not supported" in str(error):
             raise UnsupportedModel(str(error), "use a model type that mlx-lm has") from error
         raise BadCheckpoint(f"the weights in {folder} do not fit its config.json: {error}") from error
-    except (RuntimeError, TypeError, KeyError, AttributeError) as error:
+    except KeyError as error:  # a family that looks for a prefix, for one
+        first = ", ".join(sorted(headers.tensors(folder))[:3])
+        why = f"{error} is neither in its config.json nor the beginning of its tensors' names ({first}, ...)"
+        raise BadCheckpoint(f"the model in {folder} cannot be loaded: {why}") from error
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise BadCheckpoint(f"the model in {folder} cannot be loaded: {error}") from error
 
 

@@ -66,7 +66,7 @@ class TargetAdapter(Protocol):
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Token embeddings (1, n, D) as the model's own forward uses them, scale included."""
+        """Token embeddings (1, n, D) as a draft shares them: the table's rows with the model's scale."""
         ...
 
     def logits(self, hidden: mx.array) -> mx.array:

@@ -21,9 +21,10 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from ..kernels.gated_delta import MAX_TAPE_STEPS, Gates, Sizes, Start, Tape, mix
-from .attention import AttentionTarget, Parts
+from .attention import AttentionTarget, trim
 from .base import Features
 from .long_context import LongContext
+from .parts import Parts
 
 
 class GatedDeltaTarget(AttentionTarget):
@@ -77,7 +78,7 @@ class GatedDeltaSession:
         if excess:
             for memory in self._memories:
                 if isinstance(memory, KVCache):
-                    memory.trim(excess)
+                    trim(memory, excess)
                 else:
                     memory.rollback(keep)
         self.offset -= excess

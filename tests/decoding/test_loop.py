@@ -54,10 +54,10 @@ def test_output_equals_mlx_lm_for_any_quality_of_draft(family, width, right):
     assert accepted[:-2] == [min(k, width - 1) for k in drafter.expected[: len(accepted) - 2]]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_mix_of_widths_chunks_and_luck_equals_mlx_lm(data):
-    family = data.draw(st.sampled_from([*tiny.FAMILIES, *tiny.HYBRIDS]))
+    family = data.draw(st.sampled_from(list(tiny.ALL)))
     seed = data.draw(st.integers(0, 3))
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     prompt = [rng.randrange(tiny.VOCAB) for _ in range(data.draw(st.integers(1, 40)))]

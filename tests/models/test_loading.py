@@ -14,17 +14,26 @@ from dflash.errors import BadCheckpoint
 from dflash.models.loading import load_draft, load_target
 
 
+def changed(folder, change):
+    """The folder with `change` made to its tensors, a dict."""
+    file = str(folder / "model.safetensors")
+    tensors = change(mx.load(file))
+    mx.eval(tensors)  # what is still to be read would be read from the file that is being written
+    mx.save_safetensors(file, tensors)
+    return folder
+
+
 def rewritten(folder, rename):
     """The folder with every tensor name passed through `rename`."""
-    file = str(folder / "model.safetensors")
-    mx.save_safetensors(file, {rename(name): array for name, array in mx.load(file).items()})
-    return folder
+    return changed(folder, lambda tensors: {rename(name): array for name, array in tensors.items()})
 
 
 def add(folder, tensors):
-    file = str(folder / "model.safetensors")
-    mx.save_safetensors(file, mx.load(file) | tensors)
-    return folder
+    return changed(folder, lambda own: own | tensors)
+
+
+def in_dtype(folder, dtype):
+    return changed(folder, lambda tensors: {name: array.astype(dtype) for name, array in tensors.items()})
 
 
 def answer(folder):
@@ -44,11 +53,75 @@ def test_a_vision_checkpoint_gives_its_text_model(tmp_path):
     assert answer(vision) == expected
 
 
+WRAPPED = {  # a vision family -> its text family
+    "gemma3": ("gemma3_text", {}),
+    "gemma4": ("gemma4_text", {}),
+    "mistral3": ("ministral3", {}),
+    "mistral3 of llama": ("llama_sliding", {"model_type": "llama"}),
+    "kimi_k25": ("deepseek_v3", {}),
+}
+WRAPPED = {name: entry for name, entry in WRAPPED.items() if entry[0] in tiny.ALL}
+EXTRA = ("vision_tower.patch.weight", "multi_modal_projector.linear.weight", "mtp.layers.0.norm.weight")
+LAYOUTS = {
+    "as mlx-lm writes it": (lambda name: f"language_model.{name}", lambda name: name),
+    "as transformers wrote it": (lambda name: f"language_model.{name}", lambda name: name),
+    "as transformers writes it": (
+        lambda name: f"model.language_{name}" if name.startswith("model.") else name,
+        lambda name: f"model.{name}",
+    ),
+}
+
+
+def wrapped(folder, family, layout):
+    """The text model of `family` as a checkpoint that also sees images; returns (it, the text model alone)."""
+    text, changes = WRAPPED[family]
+    plain = pair.target(folder / "plain", text)
+    vision = pair.target(folder / "vision", text)
+    config = json.loads((vision / "config.json").read_text())
+    settings = {
+        "model_type": family.split()[0],
+        "vocab_size": config["vocab_size"],
+        "text_config": config | changes,
+        "eos_token_id": config["eos_token_id"],
+    }
+    (vision / "config.json").write_text(json.dumps(settings))
+    inner, outer = LAYOUTS[layout]
+    rewritten(vision, inner)
+    return add(vision, {outer(name): mx.zeros((3,)) for name in EXTRA}), plain
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", WRAPPED)
+def test_a_windowed_vision_checkpoint_gives_its_text_model(tmp_path, family, layout):
+    vision, plain = wrapped(tmp_path, family, layout)
+    loaded = load_target(vision, widen=True)
+    assert loaded.why_plain is None
+    text = load_target(plain, widen=True)
+    assert (loaded.adapter.kind, loaded.adapter.vocab_size) == (text.adapter.kind, text.adapter.vocab_size)
+    tokens = mx.arange(3 * tiny.WINDOW)[None]
+    ours, theirs = (t.adapter.logits(t.adapter.start((0,)).forward(tokens).hidden) for t in (loaded, text))
+    assert mx.array_equal(ours, theirs)
+
+
+def test_heads_for_several_tokens_do_not_change_how_norms_are_read(tmp_path):
+    """mlx-lm 0.31 takes them for a sign of unconverted weights, and a converted checkpoint answers gibberish."""
+    folder = pair.target(tmp_path / "heads", "qwen3_5")
+    expected = answer(folder)
+    add(folder, {"language_model.mtp.layers.0.norm.weight": mx.zeros((48,))})
+    assert answer(folder) == expected
+
+
+def test_a_prefix_that_no_family_knows_is_an_error_that_names_tensors(tmp_path):
+    folder, _ = wrapped(tmp_path, "gemma3", "as mlx-lm writes it")
+    rewritten(folder, lambda name: f"thinker.{name}")
+    with pytest.raises(BadCheckpoint, match=r"thinker\.language_model\.model"):
+        load_target(folder, widen=True)
+
+
 @pytest.mark.parametrize("gone", ["model.norm.weight", "model.layers.1.mlp.up_proj.weight"])
 def test_a_missing_tensor_is_named(tmp_path, gone):
     folder = pair.target(tmp_path / "hole")
-    file = str(folder / "model.safetensors")
-    mx.save_safetensors(file, {n: a for n, a in mx.load(file).items() if n != gone})
+    changed(folder, lambda tensors: {name: array for name, array in tensors.items() if name != gone})
     with pytest.raises(BadCheckpoint, match=gone):
         load_target(folder, widen=True)
 
@@ -100,18 +173,14 @@ def test_widened_quantised_weights_are_exactly_the_values_they_stand_for(tmp_pat
 
 
 def test_half_precision_weights_are_widened_or_kept_as_asked(tmp_path):
-    folder = pair.target(tmp_path / "half")
-    file = str(folder / "model.safetensors")
-    mx.save_safetensors(file, {n: a.astype(mx.bfloat16) for n, a in mx.load(file).items()})
+    folder = in_dtype(pair.target(tmp_path / "half"), mx.bfloat16)
     for widen, dtype in ((True, mx.float32), (False, mx.bfloat16)):
         model = load_target(folder, widen=widen).model
         assert {array.dtype for _, array in tree_flatten(model.parameters())} == {dtype}
 
 
 def test_a_draft_never_runs_in_fp16(tmp_path):
-    folder = pair.target(tmp_path / "t")
-    file = str(folder / "model.safetensors")
-    mx.save_safetensors(file, {n: a.astype(mx.float16) for n, a in mx.load(file).items()})
+    folder = in_dtype(pair.target(tmp_path / "t"), mx.float16)
     target = load_target(folder, widen=False)
     draft = load_draft(pair.draft(tmp_path / "d"), target.adapter, widen=False)
     assert {array.dtype for _, array in tree_flatten(draft.parameters())} == {mx.bfloat16}
@@ -128,9 +197,10 @@ def test_sampling_defaults_of_a_model_do_not_make_decoding_random(tmp_path):
     assert answer(folder) == expected
 
 
-def test_a_hybrid_pair_runs_end_to_end(tmp_path):
-    target = pair.target(tmp_path / "hybrid", "qwen3_5")
-    draft = pair.draft(tmp_path / "draft", num_target_layers=4)
+@pytest.mark.parametrize(("family", "layers"), [("qwen3_5", 4), ("gpt_oss", 3), ("gemma3_text", 3)])
+def test_a_pair_of_every_kind_runs_end_to_end(tmp_path, family, layers):
+    target = pair.target(tmp_path / "target", family)
+    draft = pair.draft(tmp_path / "draft", num_target_layers=layers)
     drafted = DFlashRuntime.from_pretrained(str(target), str(draft), DFlashConfig(draft_block_size=8))
     result = drafted.generate("abc", use_chat_template=False, max_tokens=40, ignore_eos=True)
     plain = DFlashRuntime.from_pretrained(str(target), config=DFlashConfig(mode="baseline"))

@@ -7,16 +7,17 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import RotatingKVCache
 
 from dflash.models.loading import runs_like
 from dflash.targets.choose import choose
 from dflash.targets.opaque import OpaqueTarget
 
 
-@pytest.mark.parametrize("family", [*tiny.FAMILIES, *tiny.HYBRIDS])
+@pytest.mark.parametrize("family", tiny.ALL)
 def test_logits_are_the_models_own(family):
     model, adapter = tiny.target(family)
-    tokens = mx.array([[5, 7, 11, 13, 17]])
+    tokens = mx.arange(5, 45, 2)[None]  # longer than the windows
     features = adapter.start((0, 2)).forward(tokens)
     logits, own = adapter.logits(features.hidden), model(tokens)
     if family in tiny.HYBRIDS:  # another order of the recurrence's sums than mlx-lm's own
@@ -43,10 +44,12 @@ def test_taps_are_the_outputs_of_the_named_layers_in_the_named_order(family):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=10), st.integers(0, 99)
+    st.sampled_from(["qwen3", *tiny.OTHERS]),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=10),
+    st.integers(0, 99),
 )
-def test_after_any_rollbacks_the_next_logits_are_those_of_the_kept_tokens_alone(blocks, seed):
-    model, adapter = tiny.target("qwen3")
+def test_after_any_rollbacks_the_next_logits_are_those_of_the_kept_tokens_alone(family, blocks, seed):
+    model, adapter = tiny.target(family)
     mx.random.seed(seed)
     session, kept = adapter.start(), []
     for width, keep in blocks:
@@ -73,13 +76,18 @@ def test_the_adapter_holds_no_second_copy_of_the_weights():
     assert ours <= theirs
 
 
-def test_a_model_with_other_caches_is_run_as_a_whole_and_says_why():
-    settings = tiny.config("llama", layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=8)
-    settings["num_hidden_layers"] = 4
-    model_class, args_class = tiny._get_classes(settings)
-    adapter = choose(model_class(args_class.from_dict(settings)), settings)
+def test_a_model_built_otherwise_is_run_as_a_whole_and_says_what_is_supported():
+    _, adapter = tiny.target("lfm2")
     assert isinstance(adapter, OpaqueTarget)
-    assert "RotatingKVCache" in adapter.why
+    assert "lfm2" in adapter.why and "gemma4" in adapter.why
+
+
+def test_a_model_with_other_caches_is_run_as_a_whole_and_says_which():
+    model = tiny.model("llama")
+    model.make_cache = lambda: [RotatingKVCache(max_size=8, keep=4) for _ in range(3)]
+    adapter = choose(model, tiny.config("llama"))
+    assert isinstance(adapter, OpaqueTarget)
+    assert "RotatingKVCache" in adapter.why and "gemma4" in adapter.why
 
 
 class Scaled(nn.Module):
