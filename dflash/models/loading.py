@@ -90,9 +90,7 @@ def load_draft(folder: Path, target: TargetAdapter, *, widen: bool) -> Draft:
     config.check_target(
         hidden_size=target.hidden_size, num_layers=target.num_layers, vocab_size=target.vocab_size
     )
-    weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= mx.load(str(file))
+    weights = _draft_weights(folder)
     draft = (DFlash2Draft if config.generation == 2 else DFlashDraft)(config)
     draft.load(weights)
     dtype = target.embed(mx.array([[0]])).dtype
@@ -102,6 +100,17 @@ def load_draft(folder: Path, target: TargetAdapter, *, widen: bool) -> Draft:
         cast(draft, mx.bfloat16 if dtype == mx.float16 else dtype)
     mx.eval(draft.parameters())
     return draft
+
+
+def _draft_weights(folder: Path) -> dict[str, mx.array]:
+    """The draft's tensors, of one file or of the shards that its index names."""
+    weights: dict[str, mx.array] = {}
+    for file in headers.weight_files(folder):
+        try:
+            weights |= mx.load(str(file))
+        except RuntimeError as error:
+            raise BadCheckpoint(f"{file} cannot be read: {error}") from error
+    return weights
 
 
 def runs_like(model: nn.Module, adapter: TargetAdapter) -> bool:
