@@ -169,6 +169,7 @@ _GENERATE = object_of(
         "mode": {"enum": ["dflash", "lookup", "baseline"]},
         "model": TEXT,
         "draft": nullable(TEXT),
+        "draft_weights": nullable(object_of({"bits": COUNT, "reason": TEXT})),
         "sampling": object_of({"temperature": NUMBER, "seed": nullable({"type": "integer"})}),
         "usage": object_of({"prompt_tokens": COUNT, "completion_tokens": COUNT}),
         "speed": object_of(

@@ -22,6 +22,7 @@ from .drafts.base import Draft
 from .errors import BadValue, ContextExceeded, EmptyPrompt
 from .events import Cycle, Event, Finished, Notice, Prefilled, Text
 from .models import sources
+from .models.draft_bits import check_place, running_bits
 from .models.fitting import fit
 from .models.loading import LoadedTarget, load_draft, load_target
 from .models.registry import lookup
@@ -38,6 +39,7 @@ class DFlashRuntime:
 
     Attributes:
         model, draft_name: what was loaded, as the user named it or as the registry resolved it.
+        draft_reason: why the draft's weights run in the width that they have; None without a draft.
         block_size: most tokens verified in a cycle, anchor included; 1 without a draft.
         notices: what the loading had to say; every request's events begin with them.
     """
@@ -50,6 +52,7 @@ class DFlashRuntime:
         *,
         model: str = "",
         draft_name: str | None = None,
+        draft_reason: str = "as it was loaded",
         notices: tuple[Notice, ...] = (),
         curve_file: Path | None = None,
     ):
@@ -58,6 +61,7 @@ class DFlashRuntime:
         self.draft = draft if self.config.mode == "dflash" else None
         self.model = model
         self.draft_name = draft_name if self.draft is not None else None
+        self.draft_reason = draft_reason if self.draft is not None else None
         self.block_size = _width(self.config.draft_block_size, self.draft)
         self.notices = notices
         self._curve_file = curve_file
@@ -86,6 +90,8 @@ class DFlashRuntime:
         config = config or DFlashConfig()
         where = {"cache_dir": config.cache_dir, "offline": config.offline, "progress": progress}
         drafted = config.mode == "dflash"
+        if config.save_draft is not None:
+            check_place(config.save_draft)
         if drafted and draft is None and sources.is_on_the_hub(model):
             draft = lookup(model).draft  # a model without a draft is refused before it is downloaded
         source = sources.locate(model, revision=config.revision, what="model", **where)
@@ -93,13 +99,20 @@ class DFlashRuntime:
         if drafted:
             draft = draft or lookup(model).draft
             found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
-        how = fit(source.folder, found and found.folder, context=config.max_ctx)
+        how = fit(source.folder, found and found.folder, context=config.max_ctx, draft_bits=config.draft_bits)
         target = load_target(source.folder, widen=how.widen)
-        loaded = found and load_draft(found.folder, target.adapter, widen=how.widen)
-        names = {"model": source.name, "draft_name": found and found.name}
+        bits = config.draft_bits if isinstance(config.draft_bits, int) else how.draft_bits
+        packing = {"widen": how.widen, "bits": bits, "save_to": config.save_draft}
+        loaded = found and load_draft(found.folder, target.adapter, **packing)
+        names = {"model": source.name, "draft_name": found and found.name, "draft_reason": how.draft_reason}
         notices = tuple(notice for notice in (how.notice, _blas_notice()) if notice)
         file = loaded and curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
         return cls(target, loaded, config, **names, notices=notices, curve_file=file)
+
+    @property
+    def draft_bits(self) -> int | None:
+        """Bits of one weight of the draft's linear layers, as they run; None without a draft."""
+        return None if self.draft is None else running_bits(self.draft)
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """The whole answer to `prompt`. Takes what `events` takes."""

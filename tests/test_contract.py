@@ -23,6 +23,7 @@ GENERATED = {
     "mode": "dflash",
     "model": "m",
     "draft": None,
+    "draft_weights": None,
     "sampling": {"temperature": 0.0, "seed": None},
     "usage": {"prompt_tokens": 3, "completion_tokens": 1},
     "speed": {"prefill_s": 0.1, "decode_s": 0.0, "tokens_per_s": 0.0, "prompt_tokens_per_s": 30.0},

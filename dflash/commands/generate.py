@@ -34,6 +34,8 @@ def generate(
     max_ctx: int | None = None,
     block_size: int | None = None,
     mode: Literal["dflash", "baseline"] = "dflash",
+    draft_bits: Literal["auto", "none", 8, 4] = "auto",
+    save_draft: Path | None = None,
     seed: int | None = None,
     tokens: bool = False,
     revision: str | None = None,
@@ -63,6 +65,8 @@ def generate(
       max_ctx: most tokens, prompt and answer together
       block_size: tokens checked per cycle, 1 to the draft's own
       mode: baseline decodes without a draft
+      draft_bits: pack the draft on loading (auto: only if memory is short)
+      save_draft: folder to make and keep the packed draft in
       seed: recorded in the result (decoding is greedy)
       tokens: put the token ids into the result
       revision: branch, tag or commit of the model on the hub
@@ -74,10 +78,14 @@ def generate(
     arguments = _json_object("--chat-template-args", chat_template_args)
     if draft is not None and mode == "baseline":
         raise UsageError("--draft has no use in --mode baseline", "leave one of the two out")
+    if save_draft is not None and (mode == "baseline" or not isinstance(draft_bits, int)):
+        raise UsageError("--save-draft writes a packed draft", "add --draft-bits 8 or 4")
     config = DFlashConfig(
         draft_block_size=block_size,
         max_ctx=max_ctx,
         mode=mode,
+        draft_bits=draft_bits,
+        save_draft=save_draft,
         cache_dir=cache_dir,
         revision=revision,
         draft_revision=draft_revision,
@@ -153,6 +161,7 @@ def envelope(
         "mode": result.mode,
         "model": runtime.model,
         "draft": runtime.draft_name,
+        "draft_weights": runtime.draft and {"bits": runtime.draft_bits, "reason": runtime.draft_reason},
         "sampling": {"temperature": 0.0, "seed": params.seed},
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
         "speed": {
