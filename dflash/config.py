@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from .errors import BadValue
 
-Mode = Literal["dflash", "baseline"]
+Mode = Literal["dflash", "lookup", "baseline"]
 DraftBits = Literal["auto", "none", 8, 4]
 
 # Answers of a chat model are mostly shorter; long enough not to cut one off by surprise.
@@ -23,9 +23,12 @@ class DFlashConfig:
 
     Attributes:
         draft_block_size: tokens verified in every cycle, anchor included (1 to the draft's trained block).
-            None: the width follows what passes cost on this machine and what the draft gets right.
+            None: the width follows what passes cost on this machine and what the draft gets right. Copies of earlier
+            text are not wider either; None lets them be up to 32.
         max_ctx: most tokens, prompt and answer together. None: the target's own limit.
-        mode: "dflash", or "baseline" for plain decoding without a draft.
+        mode: "dflash"; "lookup" for proposals copied from earlier text, without a draft; "baseline" for plain
+            decoding.
+        lookup: whether mode "dflash" also copies, where that promises more than its draft.
         draft_bits: 8 or 4 packs the draft's linear layers on loading, "none" never does, "auto" only where the
             pair would not fit otherwise.
         save_draft: folder to make and write the packed draft to; loading that one later is quicker.
@@ -38,6 +41,7 @@ class DFlashConfig:
     draft_block_size: int | None = None
     max_ctx: int | None = None
     mode: Mode = "dflash"
+    lookup: bool = True
     draft_bits: DraftBits = "auto"
     save_draft: Path | None = None
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK

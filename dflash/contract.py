@@ -161,6 +161,7 @@ _META = object_of(
     }
 )
 
+_PROPOSALS = object_of({"drafted": COUNT, "accepted": COUNT})
 _GENERATE = object_of(
     {
         "text": TEXT,
@@ -187,6 +188,7 @@ _GENERATE = object_of(
                 "accepted_length": NUMBER,
                 "acceptance_rate": SHARE,
                 "drafted_tokens": COUNT,
+                "proposals": object_of({"dflash": _PROPOSALS, "lookup": _PROPOSALS}),
                 "width_histogram": {"type": "object", "additionalProperties": COUNT},
             }
         ),

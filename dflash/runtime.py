@@ -15,11 +15,13 @@ from . import blas, curves
 from .config import DFlashConfig, SamplingParams
 from .decoding.costs import CostCurve, measure
 from .decoding.loop import decode
+from .decoding.proposing import CPU_COSTS, GPU_COSTS, LOOKUP_WIDTH, Costs, DraftOnly, Proposing, WithLookup
 from .decoding.state import DecodeState
 from .decoding.stopping import StopTexts
 from .decoding.width import AdaptiveWidth, FixedWidth, WidthPolicy
 from .drafts.base import Draft
-from .errors import BadValue, ContextExceeded, EmptyPrompt
+from .drafts.lookup import Lookup
+from .errors import BadValue, ContextExceeded, EmptyPrompt, UnsupportedModel
 from .events import Cycle, Event, Finished, Notice, Prefilled, Text
 from .models import sources
 from .models.draft_bits import check_place, running_bits
@@ -62,7 +64,12 @@ class DFlashRuntime:
         self.model = model
         self.draft_name = draft_name if self.draft is not None else None
         self.draft_reason = draft_reason if self.draft is not None else None
-        self.block_size = _width(self.config.draft_block_size, self.draft)
+        copying = self.config.mode == "lookup"
+        if copying and target.adapter.max_block == 1:
+            raise UnsupportedModel(f"this target cannot verify copies of earlier text: {target.adapter.why}")
+        self._copy_width = _copy_width(self.config, target.adapter.max_block)
+        drafted = _width(None if copying else self.config.draft_block_size, self.draft)
+        self.block_size = self._copy_width if copying else drafted
         self.notices = notices
         self._curve_file = curve_file
         self._curve: CostCurve | None = None
@@ -81,7 +88,7 @@ class DFlashRuntime:
         Args:
             model: hub name, folder, GGUF file or the embedded pair's name.
             draft: the same for the draft; None asks the registry.
-            config: how to run; `DFlashConfig(mode="baseline")` loads no draft at all.
+            config: how to run; modes "lookup" and "baseline" load no draft at all.
             progress: show download progress on stderr.
 
         Raises:
@@ -197,7 +204,7 @@ class DFlashRuntime:
                 Notice(
                     "draft_context_limit",
                     f"the prompt has {len(ids)} tokens, the draft was made for {draft.max_context}: "
-                    "decoding was plain",
+                    "decoding went without it",
                 )
             )
             draft = None
@@ -209,6 +216,7 @@ class DFlashRuntime:
             budget=budget,
             end_tokens=frozenset() if params.ignore_eos else self.target.end_tokens,
             draft_limit=draft.max_context if draft else 0,
+            proposing=self._proposing(ids),
         )
         return state, notices
 
@@ -270,10 +278,23 @@ class DFlashRuntime:
                     self._curve.save(self._curve_file)
         return self._curve
 
+    def _proposing(self, prompt: list[int]) -> Proposing:
+        """Who proposes, in a request with these ids."""
+        copied = self.config.mode == "lookup" or (self.draft is not None and self.config.lookup)
+        if not copied or self._copy_width == 1:
+            return DraftOnly()
+        costs = CPU_COSTS if _on_cpu() else GPU_COSTS
+        return WithLookup(
+            Lookup(prompt), Costs.measured(self.curve) if self._adapts else costs, self._copy_width
+        )
+
     def _policy(self) -> WidthPolicy:
-        if self.block_size < 2 or self.config.draft_block_size is not None:
-            return FixedWidth(self.block_size)
-        return AdaptiveWidth(self.curve, self.block_size)
+        return AdaptiveWidth(self.curve, self.block_size) if self._adapts else FixedWidth(self.block_size)
+
+    @property
+    def _adapts(self) -> bool:
+        """Whether the draft's width follows what is observed."""
+        return self.draft is not None and self.block_size > 1 and self.config.draft_block_size is None
 
 
 def _params(params: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
@@ -308,6 +329,17 @@ def _identity(target: LoadedTarget, draft: Draft, names: dict[str, str | None]) 
         "stored_bytes": stored,
         "blas": blas.preload().missing,
     }
+
+
+def _copy_width(config: DFlashConfig, max_block: int | None) -> int:
+    """Most tokens of a cycle with copied text: what was asked for, within what the target can roll back."""
+    widest = min(LOOKUP_WIDTH, max_block or LOOKUP_WIDTH)
+    asked = config.draft_block_size
+    if config.mode == "lookup" and asked is not None and asked > widest:
+        raise BadValue(
+            f"draft_block_size is {asked}, but copies are verified {widest} tokens at a time at most"
+        )
+    return min(widest, asked or widest)
 
 
 def _on_cpu() -> bool:

@@ -33,6 +33,7 @@ GENERATED = {
         "accepted_length": 0.0,
         "acceptance_rate": 0.0,
         "drafted_tokens": 0,
+        "proposals": {source: {"drafted": 0, "accepted": 0} for source in ("dflash", "lookup")},
         "width_histogram": {},
     },
     "memory": {"peak_bytes": 1},

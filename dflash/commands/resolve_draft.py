@@ -51,7 +51,7 @@ def resolve_draft(
       model: hub name, folder, .gguf file, or the embedded pair
       list: show every model that the registry knows
       draft: check this draft in place of the registry's
-      draft_bits: plan with the draft packed on loading (auto: only if memory is short)
+      draft_bits: plan with a packed draft (auto: if memory is short)
       context: tokens to plan memory for, prompt and answer together
       offline: use only what is on this machine
       cache_dir: where downloads and conversions are kept

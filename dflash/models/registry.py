@@ -295,7 +295,8 @@ def _not_found(name: str, reading: str, targets: tuple[KnownTarget, ...]) -> Dra
 
 
 def _without_draft() -> str:
-    return "pass --draft FOLDER_OR_HUB_NAME if you know or trained one, or run without: --mode baseline"
+    own = "pass --draft FOLDER_OR_HUB_NAME if you know or trained one"
+    return f"{own}, or run without: --mode lookup or --mode baseline"
 
 
 def _nearest(name: str, targets: tuple[KnownTarget, ...]) -> list[KnownTarget]:

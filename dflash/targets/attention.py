@@ -49,6 +49,7 @@ class AttentionTarget:
     """A `TargetAdapter` over plain key-value caches."""
 
     kind = "attention"
+    max_block: int | None = None
 
     def __init__(self, parts: Parts, *, vocab_size: int, max_context: int | None):
         self._parts = parts
