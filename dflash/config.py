@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 
 from .errors import BadValue
 
-Mode = Literal["dflash", "baseline"]
+Mode = Literal["dflash", "lookup", "baseline"]
+DraftBits = Literal["auto", "none", 8, 4]
 
 # Answers of a chat model are mostly shorter; long enough not to cut one off by surprise.
 DEFAULT_MAX_TOKENS = 512
@@ -22,9 +23,15 @@ class DFlashConfig:
 
     Attributes:
         draft_block_size: tokens verified in every cycle, anchor included (1 to the draft's trained block).
-            None: the width follows what passes cost on this machine and what the draft gets right.
+            None: the width follows what passes cost on this machine and what the draft gets right. Copies of earlier
+            text are not wider either; None lets them be up to 32.
         max_ctx: most tokens, prompt and answer together. None: the target's own limit.
-        mode: "dflash", or "baseline" for plain decoding without a draft.
+        mode: "dflash"; "lookup" for proposals copied from earlier text, without a draft; "baseline" for plain
+            decoding.
+        lookup: whether mode "dflash" also copies, where that promises more than its draft.
+        draft_bits: 8 or 4 packs the draft's linear layers on loading, "none" never does, "auto" only where the
+            pair would not fit otherwise.
+        save_draft: folder to make and write the packed draft to; loading that one later is quicker.
         prefill_chunk: prompt tokens that go through the target in one pass.
         cache_dir: where downloads and conversions are kept. None: the user's cache folder.
         revision: hub revision (branch, tag or commit) of the target; `draft_revision` of the draft.
@@ -34,6 +41,9 @@ class DFlashConfig:
     draft_block_size: int | None = None
     max_ctx: int | None = None
     mode: Mode = "dflash"
+    lookup: bool = True
+    draft_bits: DraftBits = "auto"
+    save_draft: Path | None = None
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     cache_dir: Path | None = None
     revision: str | None = None
@@ -45,6 +55,9 @@ class DFlashConfig:
         at_least("max_ctx", self.max_ctx, 2)
         at_least("prefill_chunk", self.prefill_chunk, 1)
         one_of("mode", self.mode, get_args(Mode))
+        one_of("draft_bits", self.draft_bits, get_args(DraftBits))
+        if self.save_draft is not None and not isinstance(self.draft_bits, int):
+            raise BadValue("save_draft writes a packed draft", "say how: --draft-bits 8 or 4")
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,6 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise BadValue(f"{name} must be a whole number of at least {least}, not {value!r}")
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
-        raise BadValue(f"{name} is one of {', '.join(allowed)}, not {value!r}")
+        raise BadValue(f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}")

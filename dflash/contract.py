@@ -161,6 +161,7 @@ _META = object_of(
     }
 )
 
+_PROPOSALS = object_of({"drafted": COUNT, "accepted": COUNT})
 _GENERATE = object_of(
     {
         "text": TEXT,
@@ -169,6 +170,7 @@ _GENERATE = object_of(
         "mode": {"enum": ["dflash", "lookup", "baseline"]},
         "model": TEXT,
         "draft": nullable(TEXT),
+        "draft_weights": nullable(object_of({"bits": COUNT, "reason": TEXT})),
         "sampling": object_of({"temperature": NUMBER, "seed": nullable({"type": "integer"})}),
         "usage": object_of({"prompt_tokens": COUNT, "completion_tokens": COUNT}),
         "speed": object_of(
@@ -186,6 +188,7 @@ _GENERATE = object_of(
                 "accepted_length": NUMBER,
                 "acceptance_rate": SHARE,
                 "drafted_tokens": COUNT,
+                "proposals": object_of({"dflash": _PROPOSALS, "lookup": _PROPOSALS}),
                 "width_histogram": {"type": "object", "additionalProperties": COUNT},
             }
         ),

@@ -87,7 +87,7 @@ class ModelNotFound(NotFound):
 
 class DraftNotFound(NotFound):
     code = "draft_not_found"
-    default_hint = "pass --draft FOLDER_OR_HUB_NAME, or run without one: --mode baseline"
+    default_hint = "pass --draft FOLDER_OR_HUB_NAME, or run without one: --mode lookup or --mode baseline"
 
 
 class GatedModel(NotFound):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Source = Literal["dflash", "lookup"]
 FinishReason = Literal["stop", "length", "stop_string", "cancelled"]
 
 
@@ -35,7 +36,7 @@ class Cycle:
 
     `drafted` is the number of proposals, `width - 1` of them were verified; `accepted` of those were
     right. `len(tokens)` is `accepted + 1`, less what an end of the answer cut off. A plain step
-    has `width` 1 and `drafted` 0.
+    has `width` 1 and `drafted` 0. `source` is who made the proposals, if there are any.
     """
 
     tokens: tuple[int, ...]
@@ -43,6 +44,7 @@ class Cycle:
     accepted: int
     width: int
     seconds: float
+    source: Source = "dflash"
 
 
 @dataclass(frozen=True, slots=True)

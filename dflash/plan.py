@@ -301,6 +301,7 @@ def transient(target: Config, draft: Config | None, machine: Machine, context: i
         return rows + logits
     nested = draft.get("dflash_config") or {}
     taps = nested.get("target_layer_ids") or draft.get("target_layer_ids")
+    taps = taps or draft.get("aux_hidden_state_layer_ids")
     taps = len(taps) if taps else text_config(draft).get("num_hidden_layers", 0)
     block = nested.get("block_size") or draft.get("block_size") or 1
     return rows + chunk * (taps + 1) * hidden * size + 2 * block * logits

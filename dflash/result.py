@@ -8,7 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .config import Mode
-from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Text
+from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Source, Text
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What one source proposed: tokens, in `cycles` cycles, and how many of them are part of the answer."""
+
+    cycles: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def plus(self, cycle: Cycle) -> Proposals:
+        stood = min(cycle.accepted, len(cycle.tokens))
+        return Proposals(self.cycles + 1, self.drafted + cycle.drafted, self.accepted + stood)
 
 
 @dataclass(frozen=True)
@@ -19,12 +32,13 @@ class GenerationResult:
         text: the answer, without its end token or stop text.
         tokens: ids of the answer, the end token included.
         finish_reason: "stop" (end token), "length", "stop_string" or "cancelled".
-        mode: what ran: "dflash" if any cycle drafted, else "baseline".
+        mode: what ran: "dflash" if any cycle drafted, "lookup" if proposals were only copied, else "baseline".
         prompt_tokens: ids that went through the target before the first token.
         prefill_seconds, decode_seconds: until the first token, and from it to the last.
         cycles: verification passes after the first token (plain steps included).
         drafted_tokens: proposals verified.
         accepted_tokens: proposals that are part of the answer.
+        proposals: of those two, what each source made and what of it stood.
         width_histogram: passes by the number of tokens they verified.
         notices: what the reader should know, as (code, message).
     """
@@ -41,6 +55,7 @@ class GenerationResult:
     accepted_tokens: int
     width_histogram: dict[int, int]
     notices: tuple[Notice, ...] = ()
+    proposals: dict[Source, Proposals] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -78,8 +93,7 @@ class ResultFold:
     notices: list[Notice] = field(default_factory=list)
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
+    proposals: dict[Source, Proposals] = field(default_factory=dict)
     finish_reason: FinishReason = "cancelled"
     _first_at: float | None = None
     _last_at: float = 0.0
@@ -92,11 +106,11 @@ class ResultFold:
                 self.prompt_tokens, self.prefill_seconds = prompt_tokens, seconds
                 self.tokens.append(token)
                 self._first_at = self._last_at = time.perf_counter()
-            case Cycle(tokens, drafted, accepted, width, _):
+            case Cycle(tokens, drafted, _, width, _, source):
                 self.tokens.extend(tokens)
                 self.widths[width] += 1
-                self.drafted += drafted
-                self.accepted += min(accepted, len(tokens))
+                if drafted:
+                    self.proposals[source] = self.proposals.get(source, Proposals()).plus(event)
                 self._last_at = time.perf_counter()
             case Notice():
                 self.notices.append(event)
@@ -107,7 +121,9 @@ class ResultFold:
         """What the events together say, and no single one of them."""
         if low := self.low_acceptance():
             yield low
-        elif self.drafted and not any(notice.code == "draft_context_limit" for notice in self.notices):
+        elif "dflash" in self.proposals and not any(
+            notice.code == "draft_context_limit" for notice in self.notices
+        ):
             passes = sum(self.widths.values())
             if passes >= _ENOUGH_CYCLES and self.widths[1] > passes / 2:
                 yield Notice(
@@ -118,12 +134,12 @@ class ResultFold:
 
     def low_acceptance(self) -> Notice | None:
         """A remark when the draft hardly ever helped: a wrong draft loads, runs and answers like a right one."""
-        cycles = sum(count for width, count in self.widths.items() if width > 1)
-        if cycles < _ENOUGH_CYCLES or self.accepted >= _POOR_ACCEPTANCE * cycles:
+        draft = self.proposals.get("dflash", Proposals())
+        if draft.cycles < _ENOUGH_CYCLES or draft.accepted >= _POOR_ACCEPTANCE * draft.cycles:
             return None
         return Notice(
             "low_acceptance",
-            f"of {self.drafted} proposed tokens {self.accepted} were right; the draft may belong to another "
+            f"of {draft.drafted} proposed tokens {draft.accepted} were right; the draft may belong to another "
             "version of this target, or not suit this text",
         )
 
@@ -133,15 +149,16 @@ class ResultFold:
             text="".join(self.text),
             tokens=tuple(self.tokens),
             finish_reason=self.finish_reason,
-            mode="dflash" if self.drafted else "baseline",
+            mode=next((source for source in ("dflash", "lookup") if source in self.proposals), "baseline"),
             prompt_tokens=self.prompt_tokens,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=0.0 if self._first_at is None else self._last_at - self._first_at,
             cycles=sum(self.widths.values()),
-            drafted_tokens=self.drafted,
-            accepted_tokens=self.accepted,
+            drafted_tokens=sum(made.drafted for made in self.proposals.values()),
+            accepted_tokens=sum(made.accepted for made in self.proposals.values()),
             width_histogram=dict(sorted(self.widths.items())),
             notices=(*self.notices, *self.remarks()),
+            proposals=dict(self.proposals),
         )
 
 

@@ -15,13 +15,16 @@ from . import blas, curves
 from .config import DFlashConfig, SamplingParams
 from .decoding.costs import CostCurve, measure
 from .decoding.loop import decode
+from .decoding.proposing import CPU_COSTS, GPU_COSTS, LOOKUP_WIDTH, Costs, DraftOnly, Proposing, WithLookup
 from .decoding.state import DecodeState
 from .decoding.stopping import StopTexts
 from .decoding.width import AdaptiveWidth, FixedWidth, WidthPolicy
 from .drafts.base import Draft
-from .errors import BadValue, ContextExceeded, EmptyPrompt
+from .drafts.lookup import Lookup
+from .errors import BadValue, ContextExceeded, EmptyPrompt, UnsupportedModel
 from .events import Cycle, Event, Finished, Notice, Prefilled, Text
 from .models import sources
+from .models.draft_bits import check_place, running_bits
 from .models.fitting import fit
 from .models.loading import LoadedTarget, load_draft, load_target
 from .models.registry import lookup
@@ -38,6 +41,7 @@ class DFlashRuntime:
 
     Attributes:
         model, draft_name: what was loaded, as the user named it or as the registry resolved it.
+        draft_reason: why the draft's weights run in the width that they have; None without a draft.
         block_size: most tokens verified in a cycle, anchor included; 1 without a draft.
         notices: what the loading had to say; every request's events begin with them.
     """
@@ -50,6 +54,7 @@ class DFlashRuntime:
         *,
         model: str = "",
         draft_name: str | None = None,
+        draft_reason: str = "as it was loaded",
         notices: tuple[Notice, ...] = (),
         curve_file: Path | None = None,
     ):
@@ -58,7 +63,13 @@ class DFlashRuntime:
         self.draft = draft if self.config.mode == "dflash" else None
         self.model = model
         self.draft_name = draft_name if self.draft is not None else None
-        self.block_size = _width(self.config.draft_block_size, self.draft)
+        self.draft_reason = draft_reason if self.draft is not None else None
+        copying = self.config.mode == "lookup"
+        if copying and target.adapter.max_block == 1:
+            raise UnsupportedModel(f"this target cannot verify copies of earlier text: {target.adapter.why}")
+        self._copy_width = _copy_width(self.config, target.adapter.max_block)
+        drafted = _width(None if copying else self.config.draft_block_size, self.draft)
+        self.block_size = self._copy_width if copying else drafted
         self.notices = notices
         self._curve_file = curve_file
         self._curve: CostCurve | None = None
@@ -78,7 +89,7 @@ class DFlashRuntime:
             model: hub name, folder, GGUF file or the embedded pair's name.
             draft: the same for the draft; None asks the registry. A target that no adapter runs refuses a
                 named draft, and goes without one that nobody named.
-            config: how to run; `DFlashConfig(mode="baseline")` loads no draft at all.
+            config: how to run; modes "lookup" and "baseline" load no draft at all.
             progress: show download progress on stderr.
 
         Raises:
@@ -87,6 +98,8 @@ class DFlashRuntime:
         config = config or DFlashConfig()
         where = {"cache_dir": config.cache_dir, "offline": config.offline, "progress": progress}
         drafted, named = config.mode == "dflash", draft is not None
+        if config.save_draft is not None:
+            check_place(config.save_draft)
         if drafted and draft is None and sources.is_on_the_hub(model):
             draft = lookup(model).draft  # a model without a draft is refused before it is downloaded
         source = sources.locate(model, revision=config.revision, what="model", **where)
@@ -94,17 +107,24 @@ class DFlashRuntime:
         if drafted:
             draft = draft or lookup(model).draft
             found = sources.locate(draft, revision=config.draft_revision, what="draft", **where)
-        how = fit(source.folder, found and found.folder, context=config.max_ctx)
+        how = fit(source.folder, found and found.folder, context=config.max_ctx, draft_bits=config.draft_bits)
         target = load_target(source.folder, widen=how.widen)
         plainly = None
         if found and not named and target.why_plain:
             plainly = Notice("no_adapter", f"decoding is plain: {target.why_plain}")
             found = None
-        loaded = found and load_draft(found.folder, target.adapter, widen=how.widen)
-        names = {"model": source.name, "draft_name": found and found.name}
+        bits = config.draft_bits if isinstance(config.draft_bits, int) else how.draft_bits
+        packing = {"widen": how.widen, "bits": bits, "save_to": config.save_draft}
+        loaded = found and load_draft(found.folder, target.adapter, **packing)
+        names = {"model": source.name, "draft_name": found and found.name, "draft_reason": how.draft_reason}
         notices = tuple(notice for notice in (how.notice, _blas_notice(), plainly) if notice)
         file = loaded and curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
         return cls(target, loaded, config, **names, notices=notices, curve_file=file)
+
+    @property
+    def draft_bits(self) -> int | None:
+        """Bits of one weight of the draft's linear layers, as they run; None without a draft."""
+        return None if self.draft is None else running_bits(self.draft)
 
     def generate(self, prompt: Prompt, **options: Any) -> GenerationResult:
         """The whole answer to `prompt`. Takes what `events` takes."""
@@ -189,7 +209,7 @@ class DFlashRuntime:
                 Notice(
                     "draft_context_limit",
                     f"the prompt has {len(ids)} tokens, the draft was made for {draft.max_context}: "
-                    "decoding was plain",
+                    "decoding went without it",
                 )
             )
             draft = None
@@ -201,6 +221,7 @@ class DFlashRuntime:
             budget=budget,
             end_tokens=frozenset() if params.ignore_eos else self.target.end_tokens,
             draft_limit=draft.max_context if draft else 0,
+            proposing=self._proposing(ids),
         )
         return state, notices
 
@@ -262,10 +283,23 @@ class DFlashRuntime:
                     self._curve.save(self._curve_file)
         return self._curve
 
+    def _proposing(self, prompt: list[int]) -> Proposing:
+        """Who proposes, in a request with these ids."""
+        copied = self.config.mode == "lookup" or (self.draft is not None and self.config.lookup)
+        if not copied or self._copy_width == 1:
+            return DraftOnly()
+        costs = CPU_COSTS if _on_cpu() else GPU_COSTS
+        return WithLookup(
+            Lookup(prompt), Costs.measured(self.curve) if self._adapts else costs, self._copy_width
+        )
+
     def _policy(self) -> WidthPolicy:
-        if self.block_size < 2 or self.config.draft_block_size is not None:
-            return FixedWidth(self.block_size)
-        return AdaptiveWidth(self.curve, self.block_size)
+        return AdaptiveWidth(self.curve, self.block_size) if self._adapts else FixedWidth(self.block_size)
+
+    @property
+    def _adapts(self) -> bool:
+        """Whether the draft's width follows what is observed."""
+        return self.draft is not None and self.block_size > 1 and self.config.draft_block_size is None
 
 
 def _params(params: SamplingParams | None, settings: dict[str, Any]) -> SamplingParams:
@@ -300,6 +334,17 @@ def _identity(target: LoadedTarget, draft: Draft, names: dict[str, str | None]) 
         "stored_bytes": stored,
         "blas": blas.preload().missing,
     }
+
+
+def _copy_width(config: DFlashConfig, max_block: int | None) -> int:
+    """Most tokens of a cycle with copied text: what was asked for, within what the target can roll back."""
+    widest = min(LOOKUP_WIDTH, max_block or LOOKUP_WIDTH)
+    asked = config.draft_block_size
+    if config.mode == "lookup" and asked is not None and asked > widest:
+        raise BadValue(
+            f"draft_block_size is {asked}, but copies are verified {widest} tokens at a time at most"
+        )
+    return min(widest, asked or widest)
 
 
 def _on_cpu() -> bool:

@@ -83,3 +83,21 @@ def draft(folder: Path, seed: int = 0, **changes: object) -> Path:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(built.parameters())))
     (folder / "config.json").write_text(json.dumps(settings))
     return folder
+
+
+def speculators_config(draft_vocab_size: int = 259, **changes: object) -> dict:
+    """`draft_config` as the speculators layout writes it: nested, layer ids one higher."""
+    flat = draft_config()
+    nested = flat.pop("dflash_config")
+    block = flat.pop("block_size")
+    del flat["num_target_layers"], flat["architectures"]
+    return {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "block_size": block,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in nested["target_layer_ids"]],
+        "mask_token_id": nested["mask_token_id"],
+        "draft_vocab_size": draft_vocab_size,
+        "sample_from_anchor": False,
+        "transformer_layer_config": flat,
+    } | changes

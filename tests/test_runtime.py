@@ -172,7 +172,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(folders):
 @pytest.mark.parametrize("prompt_tokens", [20, 59, 60, 80])
 def test_past_the_drafts_own_limit_decoding_is_plain_and_says_so(folders, tmp_path, baseline, prompt_tokens):
     short = pair.draft(tmp_path / "short", max_position_embeddings=60)
-    runtime = DFlashRuntime.from_pretrained(str(folders[0]), str(short))
+    runtime = DFlashRuntime.from_pretrained(str(folders[0]), str(short), DFlashConfig(lookup=False))
     settings = {"use_chat_template": False, "max_tokens": 70, "ignore_eos": True}
     result = runtime.generate("y" * prompt_tokens, **settings)
     assert result.tokens == baseline.generate("y" * prompt_tokens, **settings).tokens
@@ -250,7 +250,7 @@ def test_a_width_beyond_the_trained_block_is_refused(folders):
 
 
 def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_path, monkeypatch):
-    config = DFlashConfig(cache_dir=tmp_path)
+    config = DFlashConfig(cache_dir=tmp_path, lookup=False)
     first = DFlashRuntime.from_pretrained(*map(str, folders), config)
     assert first.block_size == 8
     answer = first.generate(QUESTION, max_tokens=90, ignore_eos=True)
@@ -336,6 +336,53 @@ def test_a_family_without_an_adapter_goes_without_a_draft_that_nobody_named(fold
     assert (result.mode, runtime.draft_name) == ("baseline", None)
     said = [notice.message for notice in result.notices if notice.code == "no_adapter"]
     assert len(said) == 1 and "lfm2" in said[0]
+
+
+LIST = "1. red apple 2. red apple 3. red apple 4. red apple 5. red"
+
+
+def test_copies_need_no_draft_and_leave_the_answer_as_it_is(folders, baseline):
+    runtime = DFlashRuntime.from_pretrained(str(folders[0]), config=DFlashConfig(mode="lookup"))
+    assert (runtime.draft, runtime.draft_name) == (None, None)
+    settings = {"use_chat_template": False, "max_tokens": 60, "ignore_eos": True}
+    result = runtime.generate(LIST, **settings)
+    assert result.tokens == baseline.generate(LIST, **settings).tokens
+    assert result.mode == "lookup" and set(result.proposals) == {"lookup"}
+    assert result.drafted_tokens == result.proposals["lookup"].drafted > 0
+    assert runtime.block_size == 32
+
+
+def test_copies_are_no_wider_than_asked_for(folders):
+    settings = {"use_chat_template": False, "max_tokens": 60, "ignore_eos": True}
+    for width in (1, 3):
+        config = DFlashConfig(mode="lookup", draft_block_size=width)
+        runtime = DFlashRuntime.from_pretrained(str(folders[0]), config=config)
+        assert max(runtime.generate(LIST, **settings).width_histogram) == width == runtime.block_size
+    with pytest.raises(BadValue, match="32 tokens at a time"):
+        DFlashRuntime.from_pretrained(
+            str(folders[0]), config=DFlashConfig(mode="lookup", draft_block_size=33)
+        )
+
+
+def test_both_kinds_of_proposals_are_counted_and_copies_can_be_left_out(folders, baseline):
+    settings = {"use_chat_template": False, "max_tokens": 60, "ignore_eos": True}
+    results = {}
+    for lookup in (True, False):
+        config = DFlashConfig(draft_block_size=4, lookup=lookup)
+        results[lookup] = DFlashRuntime.from_pretrained(*map(str, folders), config).generate(LIST, **settings)
+        assert results[lookup].tokens == baseline.generate(LIST, **settings).tokens
+        made = results[lookup].proposals.values()
+        assert sum(one.drafted for one in made) == results[lookup].drafted_tokens
+        assert sum(one.accepted for one in made) == results[lookup].accepted_tokens
+    assert set(results[True].proposals) == {"dflash", "lookup"}
+    assert set(results[False].proposals) == {"dflash"} and results[False].mode == "dflash"
+
+
+def test_a_target_that_cannot_be_rolled_back_refuses_copies(tmp_path):
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    sliding = pair.target(tmp_path / "sliding", layer_types=kinds, sliding_window=16)
+    with pytest.raises(UnsupportedModel, match="RotatingKVCache"):
+        DFlashRuntime.from_pretrained(str(sliding), config=DFlashConfig(mode="lookup"))
 
 
 def test_notices_are_events_too(folders):

@@ -13,6 +13,7 @@ from ..errors import BadValue, Cancelled, EmptyPrompt, NotFound, UsageError
 from ..models.embedded import EMBEDDED
 
 if TYPE_CHECKING:
+    from ..events import Source
     from ..result import GenerationResult
     from ..runtime import DFlashRuntime
 
@@ -33,7 +34,10 @@ def generate(
     chat_template_args: str = "{}",
     max_ctx: int | None = None,
     block_size: int | None = None,
-    mode: Literal["dflash", "baseline"] = "dflash",
+    mode: Literal["dflash", "lookup", "baseline"] = "dflash",
+    lookup: bool = True,
+    draft_bits: Literal["auto", "none", 8, 4] = "auto",
+    save_draft: Path | None = None,
     seed: int | None = None,
     tokens: bool = False,
     revision: str | None = None,
@@ -61,8 +65,11 @@ def generate(
       chat_template: --no-chat-template feeds the text as it is
       chat_template_args: JSON object for the template, e.g. '{"enable_thinking": false}'
       max_ctx: most tokens, prompt and answer together
-      block_size: tokens checked per cycle, 1 to the draft's own
-      mode: baseline decodes without a draft
+      block_size: tokens checked per cycle, 1 to the draft's own (lookup: to 32)
+      mode: lookup copies earlier text, baseline does not even that
+      lookup: --no-lookup leaves all proposals to the draft
+      draft_bits: pack the draft (auto: if memory is short)
+      save_draft: folder to make and keep the packed draft in
       seed: recorded in the result (decoding is greedy)
       tokens: put the token ids into the result
       revision: branch, tag or commit of the model on the hub
@@ -72,12 +79,17 @@ def generate(
     """
     question = _question(prompt, prompt_file, messages_file, system)
     arguments = _json_object("--chat-template-args", chat_template_args)
-    if draft is not None and mode == "baseline":
-        raise UsageError("--draft has no use in --mode baseline", "leave one of the two out")
+    if draft is not None and mode != "dflash":
+        raise UsageError(f"--draft has no use in --mode {mode}", "leave one of the two out")
+    if save_draft is not None and (mode != "dflash" or not isinstance(draft_bits, int)):
+        raise UsageError("--save-draft writes a packed draft", "add --draft-bits 8 or 4")
     config = DFlashConfig(
         draft_block_size=block_size,
         max_ctx=max_ctx,
         mode=mode,
+        lookup=lookup,
+        draft_bits=draft_bits,
+        save_draft=save_draft,
         cache_dir=cache_dir,
         revision=revision,
         draft_revision=draft_revision,
@@ -129,13 +141,14 @@ def _show(console: Console, event: Any) -> None:
             console.event("prefilling", done_tokens=done, total_tokens=total)
         case Prefilled(count, _, seconds):
             console.event("prefilled", prompt_tokens=count, seconds=round(seconds, 4))
-        case Cycle(kept, drafted, accepted, width, seconds):
+        case Cycle(kept, drafted, accepted, width, seconds, source):
             console.event(
                 "cycle",
                 tokens=len(kept),
                 drafted=drafted,
                 accepted=accepted,
                 width=width,
+                source=source if drafted else None,
                 seconds=round(seconds, 5),
             )
 
@@ -153,6 +166,7 @@ def envelope(
         "mode": result.mode,
         "model": runtime.model,
         "draft": runtime.draft_name,
+        "draft_weights": runtime.draft and {"bits": runtime.draft_bits, "reason": runtime.draft_reason},
         "sampling": {"temperature": 0.0, "seed": params.seed},
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
         "speed": {
@@ -167,16 +181,23 @@ def envelope(
             "accepted_length": round(result.accepted_length, 4),
             "acceptance_rate": round(result.acceptance_rate, 4),
             "drafted_tokens": result.drafted_tokens,
+            "proposals": {source: _proposals(result, source) for source in ("dflash", "lookup")},
             "width_histogram": {str(width): count for width, count in result.width_histogram.items()},
         },
         "memory": {"peak_bytes": mx.get_peak_memory()},
     }
 
 
+def _proposals(result: GenerationResult, source: Source) -> dict[str, int]:
+    """What one source proposed, and what of it is part of the answer, in tokens."""
+    made = result.proposals.get(source)
+    return {"drafted": made.drafted if made else 0, "accepted": made.accepted if made else 0}
+
+
 def summary(result: GenerationResult) -> str:
     """The line a person sees under the text."""
     line = f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f}/s, {result.mode}"
-    if result.mode == "dflash":
+    if result.mode != "baseline":
         line += f", {result.accepted_length:.2f} tokens per cycle"
     return f"{line}, finished by {result.finish_reason}"
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import contract, plan
 from ..cli import Console, Outcome
-from ..config import at_least
+from ..config import DraftBits, at_least
 from ..contract import COUNT, TEXT, nullable, object_of
 from ..errors import DraftNotFound, HubUnreachable, ModelIsDraft, UsageError
 from ..models import registry
@@ -35,6 +35,7 @@ def resolve_draft(
     model: str | None = None,
     list: bool = False,
     draft: str | None = None,
+    draft_bits: Literal["auto", "none", 8, 4] = "auto",
     context: int = DEFAULT_CONTEXT,
     offline: bool = False,
     cache_dir: Path | None = None,
@@ -50,6 +51,7 @@ def resolve_draft(
       model: hub name, folder, .gguf file, or the embedded pair
       list: show every model that the registry knows
       draft: check this draft in place of the registry's
+      draft_bits: plan with a packed draft (auto: if memory is short)
       context: tokens to plan memory for, prompt and answer together
       offline: use only what is on this machine
       cache_dir: where downloads and conversions are kept
@@ -66,7 +68,8 @@ def resolve_draft(
 
     look = partial(survey, cache_dir=cache_dir)
     machine = plan.this_machine()
-    result = answer(model, draft, context, look, machine, console.warn, offline=offline, cache_dir=cache_dir)
+    how = {"draft_bits": draft_bits, "offline": offline, "cache_dir": cache_dir}
+    result = answer(model, draft, context, look, machine, console.warn, **how)
     return Outcome(schema="dflash.resolve/1", result=result, text=render(result))
 
 
@@ -96,6 +99,7 @@ def answer(
     machine: plan.Machine,
     warn: Warn,
     *,
+    draft_bits: DraftBits = "auto",
     offline: bool = False,
     cache_dir: Path | None = None,
 ) -> dict[str, Any]:
@@ -118,10 +122,11 @@ def answer(
     for problem in (target.problem, None if unreachable else ours.problem):
         if problem is not None:
             warn(problem.code, problem.message)
-    memory = _memory(target, ours, machine, context, warn)
+    memory = _memory(target, ours, machine, context, draft_bits, warn)
     pair = _pair(target, ours, known, warn)
     flags = ["--model", _as_named(target, target.name)]
     flags += ["--draft", _as_named(ours, draft)] if draft else []
+    flags += ["--draft-bits", str(draft_bits)] * (draft_bits != "auto")
     flags += ["--offline"] * offline + (["--cache-dir", str(cache_root(cache_dir))] if cache_dir else [])
     return {
         "model": model,
@@ -236,34 +241,43 @@ def _download(target: Survey, draft: Survey) -> dict[str, int] | None:
 
 
 def _memory(
-    target: Survey, draft: Survey, machine: plan.Machine, context: int, warn: Warn
+    target: Survey, draft: Survey, machine: plan.Machine, context: int, bits: DraftBits, warn: Warn
 ) -> dict[str, Any] | None:
-    """The memory plan, with the weights as loading would run them: widened if that fits, else as stored."""
+    """The memory plan, in the first of the ways in which loading would run the pair that fits."""
+    from ..models.draft_bits import ladder
+
     if None in (target.config, target.stored_bytes, draft.config, draft.stored_bytes):
         if not (target.problem or draft.problem):  # those said why already
             warn("memory_unknown", f"no memory plan before {target.name} is fetched or converted")
         return None
-
-    def planned(on: plan.Machine) -> plan.MemoryPlan:
-        return plan.plan(_weights(target, on.run_dtype), _weights(draft, on.run_dtype), on, context)
-
-    made = planned(machine)
-    if not made.fits and machine.run_dtype is not None:
-        too_wide, machine = made, replace(machine, run_dtype=None)
-        made = planned(machine)
+    tried = []
+    for step in ladder(machine, bits, draft.config):
+        width = step.machine.run_dtype
+        ours = _weights(draft, width, step.bits)
+        tried.append(made := plan.plan(_weights(target, width), ours, step.machine, context))
         if made.fits:
-            warn("runs_as_stored", f"weights run as they are stored: as fp32 the pair {too_wide.reason}")
+            break
     if not made.fits:
         warn("does_not_fit", made.reason)
-    facts = {"device": machine.device, "run_dtype": machine.run_dtype or "stored"}
+    elif step.bits and step.bits != bits:
+        warn("draft_packed", f"the draft runs in {step.bits} bits: otherwise the pair {tried[0].reason}")
+    elif step.machine != machine:
+        warn("runs_as_stored", f"weights run as they are stored: as fp32 the pair {tried[0].reason}")
+    facts = {
+        "device": machine.device,
+        "run_dtype": step.machine.run_dtype or "stored",
+        "draft_bits": step.bits,
+    }
     return facts | asdict(made) | {"gaps": [*made.gaps]}
 
 
-def _weights(side: Survey, run_dtype: str | None) -> plan.Weights:
+def _weights(side: Survey, run_dtype: str | None, bits: int | None = None) -> plan.Weights:
+    from ..models import draft_bits
+
     if side.tensors is not None:
-        size = plan.weight_bytes(side.tensors, side.config.get("quantization"), run_dtype)
+        size = draft_bits.weight_bytes(side.tensors, side.config.get("quantization"), run_dtype, bits)
     else:
-        size = plan.estimated_weight_bytes(side.stored_bytes, side.config, run_dtype)
+        size = draft_bits.estimated_weight_bytes(side.stored_bytes, side.config, run_dtype, bits)
     return plan.Weights(side.config, size, side.stored_bytes)
 
 
@@ -317,6 +331,7 @@ _MEMORY = object_of(
     {
         "device": {"enum": ["cpu", "gpu"]},
         "run_dtype": {"enum": ["float32", "stored"]},
+        "draft_bits": nullable({"enum": [8, 4]}),
         "context": COUNT,
         "target_bytes": COUNT,
         "draft_bytes": COUNT,

@@ -9,19 +9,22 @@ import mlx.core as mx
 
 from ..events import Cycle
 from .acceptance import accepted_prefix
+from .proposing import Turn
 from .state import DecodeState
 
 
-def draft_and_verify(state: DecodeState, width: int) -> Cycle:
-    """Verify `width` tokens: the anchor and `width - 1` proposals. One host synchronisation.
+def draft_and_verify(state: DecodeState, turn: Turn) -> Cycle:
+    """Verify `turn.width` tokens: the anchor and the proposals. One host synchronisation.
 
     Afterwards the target's caches cover every emitted token but the last, and the draft's context the same
     positions.
     """
     started = time.perf_counter()
     anchor = mx.array([[state.anchor]])
-    block = anchor  # (1, width)
-    if width > 1:
+    block, width = anchor, turn.width  # (1, width)
+    if turn.copied:
+        block = mx.array([[state.anchor, *turn.copied]])
+    elif width > 1:
         block = mx.concatenate([anchor, state.drafter.propose(anchor, width - 1)], axis=1)
     features = state.session.forward(block)
     choices = mx.argmax(state.target.logits(features.hidden), axis=-1)  # (1, width)
@@ -31,16 +34,20 @@ def draft_and_verify(state: DecodeState, width: int) -> Cycle:
     accepted = accepted_prefix(proposals, truth)
 
     state.session.rollback(accepted + 1)
-    state.drafter.observe(features.taps[:, : accepted + 1])
+    if state.drafter is not None:
+        state.drafter.observe(features.taps[:, : accepted + 1])
+        if turn.copied:  # no draft pass will ask for the context soon: it must not pile up unevaluated
+            mx.async_eval(state.drafter.arrays())
     kept = state.commit(truth[: accepted + 1])
-    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started)
+    source = "lookup" if turn.copied else "dflash"
+    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started, source)
 
 
 def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
     """Token after token, up to `limit` of them, until the answer ends.
 
-    The next step is under way while a token is handed out. A draft, where there is one, takes in what it would have
-    to know to go on from here.
+    The next step is under way while a token is handed out. The run ends early, after the step that is under way,
+    where a copy promises more. A draft, where there is one, takes in what it would have to know to go on from here.
     """
     left = min(limit, state.remaining)
     started = time.perf_counter()
@@ -51,6 +58,8 @@ def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
         if left:
             following = _step(state, token)
         kept = state.commit([token.item()])
+        if left and state.proposing.next_turn(1, state.remaining).copied:
+            left = 1
         now = time.perf_counter()
         yield Cycle(kept, 0, 0, 1, now - started)
         started = now

@@ -21,21 +21,30 @@ def decode(state: DecodeState, policy: WidthPolicy, prefill_chunk: int) -> Itera
 
 
 def _speculate(state: DecodeState, policy: WidthPolicy) -> Iterator[Cycle | Notice]:
-    """Cycles with the draft, for as long as there is one and the context is within its reach."""
-    while state.drafter is not None and not state.ended and state.remaining:
+    """Cycles with proposals, for as long as there is someone to make them."""
+    while not state.ended and state.remaining:
         reach = state.draft_limit - state.session.offset
-        if reach < 2:
+        if state.drafter is not None and reach < 2:
             yield Notice(
                 "draft_context_limit",
-                f"the draft was made for {state.draft_limit} positions; from there on decoding is plain",
+                f"the draft was made for {state.draft_limit} positions; from there on decoding went without it",
             )
             state.drafter = None
+        if state.drafter is None and not state.proposing.copies:
             return
-        width = min(policy.next_width(), state.remaining, reach)
-        if width > 1:
-            cycles = iter([draft_and_verify(state, width)])
+        drafted = 1 if state.drafter is None else min(policy.next_width(), state.remaining, reach)
+        turn = state.proposing.next_turn(drafted, state.remaining)
+        if turn.width > 1:
+            cycles = iter([draft_and_verify(state, turn)])
         else:
-            cycles = plain_steps(state, min(policy.plain_run(), reach - 1))
+            cycles = plain_steps(state, _plain_run(state, policy, reach))
         for cycle in cycles:
-            policy.observe(cycle)
+            state.proposing.observe(cycle)
+            if cycle.source == "dflash":
+                policy.observe(cycle)
             yield cycle
+
+
+def _plain_run(state: DecodeState, policy: WidthPolicy, reach: int) -> int:
+    """Plain steps to take before the draft is asked again; without one, all there are."""
+    return state.remaining if state.drafter is None else min(policy.plain_run(), reach - 1)

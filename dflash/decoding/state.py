@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..drafts.base import Drafter
 from ..targets.base import TargetAdapter, TargetSession
+from .proposing import DraftOnly, Proposing
 
 
 @dataclass
@@ -19,6 +20,7 @@ class DecodeState:
         budget: most tokens to emit.
         end_tokens: ids that end the answer (empty when they are to be ignored).
         draft_limit: positions the draft was made for.
+        proposing: who proposes in which cycle.
         emitted: tokens of the answer so far. The last one is the anchor: emitted, not yet run.
     """
 
@@ -29,6 +31,7 @@ class DecodeState:
     budget: int
     end_tokens: frozenset[int]
     draft_limit: int = 0
+    proposing: Proposing = field(default_factory=DraftOnly)
     emitted: list[int] = field(default_factory=list)
 
     @property
@@ -52,4 +55,5 @@ class DecodeState:
                 kept = kept[: index + 1]
                 break
         self.emitted.extend(kept)
+        self.proposing.extend(kept)
         return tuple(kept)

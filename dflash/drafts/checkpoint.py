@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import BadCheckpoint, DraftMismatch, UnsupportedDraft
+from . import speculators
 
 ARCHITECTURES = {"DFlashDraftModel": 1, "DFlash2DraftModel": 2}
 DEFAULT_BLOCK_SIZE = 16  # the format's own fallback where neither place names one
@@ -21,15 +22,24 @@ DEFAULT_BLOCK_SIZE = 16  # the format's own fallback where neither place names o
 # Signs of a relative, with what it is. Each changes what the slots or the weights mean.
 _RELATIVES = {
     "markov_rank": "a DSpark or Markov hybrid: its anchor slot predicts too, and a Markov head follows",
-    "speculators_model_type": "in the speculators layout: nested settings, layer ids one too high",
     "eagle_aux_hidden_state_layer_ids": "a Laguna draft: normalised taps and gated attention",
+}
+_ARCHITECTURES_OF_RELATIVES = {
+    "DSpark": "a DSpark draft or a baseline of its makers: own tables, and the anchor slot predicts too",
+    "Assistant": "a Meta assistant draft: other tensor names",
 }
 _FOREIGN_TENSORS = {
     "encoder.fc.weight": "a Meta assistant draft: other tensor names",
     "mask_embedding": "a draft with a learned mask embedding",
     "attention_sink_bias": "a draft with attention sinks",
-    "d2t": "a draft with a vocabulary of its own",
+    "markov": "a DSpark or Markov hybrid",
+    "confidence_head": "a DSpark draft",
+    "fc_layernorm": "a draft with normalised taps",
+    "aux_hidden_norms": "a Laguna draft: normalised taps and gated attention",
 }
+# Copies of the target's own tables, and heads that another training left behind: they take no part.
+_IGNORED_TENSORS = ("embed_tokens.", "lm_head.", "rotary_emb.", "mtp.", "verifier_lm_head.", "verifier_norm.")
+_OWN_VOCABULARY_TENSORS = ("lm_head.", "d2t")
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class DraftConfig:
     causal: tuple[bool, ...]  # per layer, inside the block
     rope_theta: float
     rope_scaling: dict[str, Any] | None
+    rope_traditional: bool = False  # pairs of neighbours instead of halves
     attention_bias: bool = False
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
@@ -64,21 +75,29 @@ class DraftConfig:
     selector_rank: int = 0
     selector_top_k: int = 0
     selector_vocab: int = 0
+    own_vocab: int = 0  # ids of the draft's own head; 0: it proposes from the target's vocabulary
 
     @classmethod
     def from_json(cls, config: dict[str, Any]) -> DraftConfig:
-        """Read a draft's `config.json`.
+        """Read a draft's `config.json`, in the format's own layout or in the speculators one.
 
         Raises:
             UnsupportedDraft: not a DFlash draft, or one whose conventions differ.
             BadCheckpoint: a required key is missing or contradicts another.
         """
         generation = draft_generation(config)
-        nested = config.get("dflash_config", {})
+        own_vocab = 0
+        if speculators.SIGN in config:
+            config = speculators.restated(config)
+            own_vocab = speculators.own_vocabulary(config)
+            if own_vocab and generation == 2:
+                raise UnsupportedDraft("a DFlash 2 draft with a vocabulary of its own (draft_vocab_size)")
+        nested = config.get("dflash_config") or {}
 
         def setting(key: str, default: Any = None) -> Any:
-            """Nested wins over top level; both places occur in published drafts."""
-            return nested.get(key, config.get(key, default))
+            """Nested wins over top level; both places occur in published drafts. Null is like absent."""
+            told = (place.get(key) for place in (nested, config))
+            return next((value for value in told if value is not None), default)
 
         def required(key: str) -> Any:
             if (value := setting(key)) is None:
@@ -88,7 +107,7 @@ class DraftConfig:
         layers = required("num_hidden_layers")
         windows = _windows(config, setting("swa_window_size"), layers)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = config.get("rope_theta", rope.get("rope_theta"))
+        theta = setting("rope_theta", rope.get("rope_theta"))
         if theta is None:
             raise BadCheckpoint("the draft's config.json has no rope_theta")
         soft_cap = setting("final_logit_softcapping")
@@ -111,11 +130,13 @@ class DraftConfig:
             causal=_causality(setting("is_causal", setting("causal")), windows),
             rope_theta=theta,
             rope_scaling=_rope_scaling(rope),
+            rope_traditional=not setting("is_neox_style", setting("rope_is_neox_style", True)),
             attention_bias=bool(config.get("attention_bias", False)),
             embedding_scale=setting("input_embedding_scale", 1.0),
             output_multiplier=setting("output_multiplier", 1.0),
             soft_cap=soft_cap if soft_cap and soft_cap > 0 else None,
-            quantization=config.get("quantization"),
+            quantization=_quantization(config),
+            own_vocab=own_vocab,
             **(_second_generation(required, setting) if generation == 2 else {}),
         )
 
@@ -139,16 +160,23 @@ class DraftConfig:
 
 def is_draft(config: dict[str, Any]) -> bool:
     """Whether a `config.json` describes a draft of any kind rather than a model that answers."""
+    architectures = config.get("architectures") or ()
     return (
-        bool(ARCHITECTURES.keys() & set(config.get("architectures") or ()))
+        bool(ARCHITECTURES.keys() & set(architectures))
+        or any(sign in name for sign in _ARCHITECTURES_OF_RELATIVES for name in architectures)
         or "dflash_config" in config
+        or speculators.SIGN in config
         or any(sign in config for sign in _RELATIVES)
     )
 
 
 def draft_generation(config: dict[str, Any]) -> int:
     """1 or 2; raises `UnsupportedDraft` naming what the checkpoint is instead."""
-    nested = config.get("dflash_config", {})
+    nested = config.get("dflash_config") or {}
+    architectures = config.get("architectures") or []
+    for sign, what in _ARCHITECTURES_OF_RELATIVES.items():
+        if found := [name for name in architectures if sign in name]:
+            raise UnsupportedDraft(f"this draft is {what} (architecture {found[0]})")
     for sign, what in _RELATIVES.items():
         if config.get(sign) is not None or nested.get(sign) is not None:
             raise UnsupportedDraft(f"this draft is {what} (config key {sign})")
@@ -156,7 +184,8 @@ def draft_generation(config: dict[str, Any]) -> int:
         raise UnsupportedDraft(
             "this draft predicts from the anchor slot (sample_from_anchor), DFlash does not"
         )
-    architectures = config.get("architectures") or []
+    if speculators.SIGN in config:
+        architectures = speculators.restated(config)["architectures"]
     for name in architectures:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
@@ -166,21 +195,32 @@ def draft_generation(config: dict[str, Any]) -> int:
     )
 
 
-def clean_names(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+def clean_names(weights: dict[str, mx.array], *, own_vocabulary: bool = False) -> dict[str, mx.array]:
     """Tensors under the format's own names; an optional leading `model.` is dropped.
+
+    Copies of the target's tables are left out: the target's own are the ones that count. With `own_vocabulary`
+    the draft's head and its table of ids are kept.
 
     Raises:
         UnsupportedDraft: a tensor that changes what the draft computes and is not part of the format.
     """
-    cleaned = {name.removeprefix("model."): array for name, array in weights.items()}
+    cleaned = {speculators.renamed(name.removeprefix("model.")): array for name, array in weights.items()}
     for name in cleaned:
         for sign, what in _FOREIGN_TENSORS.items():
             if sign in name:
                 raise UnsupportedDraft(f"this is {what} (tensor {name})")
-    # Owned copies of the target's tables occur in the wild; the target's own are the ones that count.
-    return {
-        n: a for n, a in cleaned.items() if not n.startswith(("embed_tokens.", "lm_head.", "rotary_emb."))
-    }
+    ignored = tuple(n for n in _IGNORED_TENSORS if not (own_vocabulary and n in _OWN_VOCABULARY_TENSORS))
+    if "d2t" in cleaned and not own_vocabulary:
+        _check_whole(cleaned.pop("d2t"))
+    return {name: array for name, array in cleaned.items() if name != "t2d" and not name.startswith(ignored)}
+
+
+def _check_whole(offsets: mx.array) -> None:
+    """A table of ids beside a vocabulary that is said to be the target's must change nothing."""
+    if mx.any(offsets != 0).item():
+        raise UnsupportedDraft(
+            "this is a draft with a vocabulary of its own (tensor d2t) that it does not size"
+        )
 
 
 def _second_generation(required: Callable[[str], Any], setting: Callable[[str], Any]) -> dict[str, int]:
@@ -232,6 +272,17 @@ def _taps(listed: list[int] | None, target_layers: int | None, draft_layers: int
         return (target_layers // 2,)
     span = target_layers - 4
     return tuple(round(1 + i * span / (draft_layers - 1)) for i in range(draft_layers))
+
+
+def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
+    """MLX's own entry; weights packed in another tool's way are refused before they are read as numbers."""
+    if ours := config.get("quantization"):
+        return ours
+    if method := (config.get("quantization_config") or {}).get("quant_method"):
+        raise UnsupportedDraft(
+            f"this draft is quantised by {method}; MLX's own quantisation is read, or none"
+        )
+    return None
 
 
 def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:

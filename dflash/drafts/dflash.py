@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self._head_dim = head_dim
         self._causal = config.causal[layer]
         self._rope = initialize_rope(
-            head_dim, config.rope_theta, False, config.rope_scaling, config.max_context
+            head_dim, config.rope_theta, config.rope_traditional, config.rope_scaling, config.max_context
         )
 
     def _heads(self, x: mx.array) -> mx.array:
@@ -103,6 +103,9 @@ class DFlashDraft(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.layers = [self.make_layer(config, i) for i in range(config.num_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        if config.own_vocab:
+            self.lm_head = nn.Linear(config.hidden_size, config.own_vocab, bias=False)
+            self.d2t = mx.zeros((config.own_vocab,), mx.int32)  # what to add to an id to get the target's
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -127,7 +130,7 @@ class DFlashDraft(nn.Module):
         Raises:
             BadCheckpoint: tensors are missing, unknown or of another shape; all of them are named.
         """
-        weights = clean_names(weights)
+        weights = clean_names(weights, own_vocabulary=self.config.own_vocab > 0)
         if self.config.quantization:
             nn.quantize(
                 self,
@@ -155,6 +158,14 @@ class DFlashDraft(nn.Module):
     def select(self, anchor: mx.array, hidden: mx.array, logits: mx.array) -> mx.array:
         """The proposal (1, m) for m slots, from their hidden states (1, m, D) and logits (1, m, V)."""
         return mx.argmax(logits, axis=-1)
+
+    def project(self, tables: SharedTables, hidden: mx.array, dtype: mx.Dtype) -> mx.array:
+        """Bare logits (1, n, V) of hidden states: by the target's head, or over the draft's own vocabulary."""
+        return self.lm_head(hidden) if self.config.own_vocab else tables.project(hidden.astype(dtype))
+
+    def target_ids(self, tokens: mx.array) -> mx.array:
+        """The target's ids for `tokens` of the draft's own vocabulary, if it has one."""
+        return (tokens + self.d2t[tokens]).astype(mx.int32) if self.config.own_vocab else tokens
 
     def start(self, tables: SharedTables) -> DFlashDrafter:
         return DFlashDrafter(self, tables)
@@ -203,7 +214,7 @@ class DFlashDrafter:
     def logits(self, hidden: mx.array) -> mx.array:
         """(1, n, D) -> (1, n, V), with the draft's multiplier and soft cap."""
         config = self._draft.config
-        logits = self._tables.project(hidden.astype(self._table_dtype))
+        logits = self._draft.project(self._tables, hidden, self._table_dtype)
         if config.output_multiplier != 1.0:
             logits = logits * config.output_multiplier
         if config.soft_cap is not None:
@@ -218,7 +229,7 @@ class DFlashDrafter:
         """
         block = mx.concatenate([self._embed(anchor), self._masks], axis=1)
         hidden = self.hidden(block)[:, 1 : count + 1]
-        return self._draft.select(anchor, hidden, self.logits(hidden))
+        return self._draft.target_ids(self._draft.select(anchor, hidden, self.logits(hidden)))
 
     def arrays(self) -> list[mx.array]:
         buffers = [buffer for rows in self._rows for buffer in (rows.keys, rows.values) if buffer is not None]

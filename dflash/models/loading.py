@@ -23,7 +23,7 @@ from ..errors import BadCheckpoint, DFlashError, ModelIsDraft, UnsupportedModel
 from ..targets.base import TargetAdapter
 from ..targets.choose import choose
 from ..targets.opaque import OpaqueTarget
-from . import headers
+from . import draft_bits, headers
 from .tensor_names import model_classes
 
 _PROBE = 8  # tokens; enough for every layer to attend to something
@@ -81,14 +81,22 @@ def load_target(folder: Path, *, widen: bool) -> LoadedTarget:
     return LoadedTarget(model, adapter, tokenizer, frozenset(tokenizer.eos_token_ids))
 
 
-def load_draft(folder: Path, target: TargetAdapter, *, widen: bool) -> Draft:
-    """Load the draft in `folder` and check that it belongs to `target`; `widen` as for the target.
+def load_draft(
+    folder: Path, target: TargetAdapter, *, widen: bool, bits: int | None = None, save_to: Path | None = None
+) -> Draft:
+    """Load the draft in `folder` and check that it belongs to `target`.
+
+    Args:
+        widen: as for the target; layers packed on request stay packed.
+        bits: pack the linear layers to so many bits.
+        save_to: a folder to make and write the draft to, before it is widened.
 
     Raises:
         UnsupportedDraft: not a DFlash draft, or a packaging with other conventions.
         DraftMismatch: it was made for a target of another geometry.
         BadCheckpoint: config and tensors contradict each other.
         UnsupportedModel: the target has no adapter, so that no draft can help it.
+        BadValue: `bits` differs from what the draft is stored in, or `save_to` exists.
     """
     if isinstance(target, OpaqueTarget):
         raise UnsupportedModel(f"this target cannot run with a draft: {target.why}")
@@ -96,18 +104,31 @@ def load_draft(folder: Path, target: TargetAdapter, *, widen: bool) -> Draft:
     config.check_target(
         hidden_size=target.hidden_size, num_layers=target.num_layers, vocab_size=target.vocab_size
     )
-    weights = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= mx.load(str(file))
+    weights = _draft_weights(folder)
     draft = (DFlash2Draft if config.generation == 2 else DFlashDraft)(config)
     draft.load(weights)
+    if bits is not None:
+        draft_bits.quantise(draft, bits)
+    if save_to is not None:
+        draft_bits.save(draft, folder, save_to)
     dtype = target.embed(mx.array([[0]])).dtype
-    if widen:
+    if widen and bits is None:
         run_in_fp32(draft)
     else:
         cast(draft, mx.bfloat16 if dtype == mx.float16 else dtype)
     mx.eval(draft.parameters())
     return draft
+
+
+def _draft_weights(folder: Path) -> dict[str, mx.array]:
+    """The draft's tensors, of one file or of the shards that its index names."""
+    weights: dict[str, mx.array] = {}
+    for file in headers.weight_files(folder):
+        try:
+            weights |= mx.load(str(file))
+        except RuntimeError as error:
+            raise BadCheckpoint(f"{file} cannot be read: {error}") from error
+    return weights
 
 
 def runs_like(model: nn.Module, adapter: TargetAdapter) -> bool:

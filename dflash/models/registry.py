@@ -36,7 +36,7 @@ _LOOKS_LIKE = 0.75  # difflib's ratio from which a name counts as a slip of the 
 _MOST_NEAREST = 3  # more would bury the likely one
 # What drafts/checkpoint.py reads. Drafts in other layouts are known and named in answers, but not chosen:
 # finding out only after gigabytes were fetched helps nobody.
-LAYOUTS: frozenset[Layout] = frozenset({"z-lab"})
+LAYOUTS: frozenset[Layout] = frozenset({"z-lab", "speculators"})
 
 # Endings that say how weights are stored, each after "-", "_" or ".".
 _STORAGE = re.compile(
@@ -295,7 +295,8 @@ def _not_found(name: str, reading: str, targets: tuple[KnownTarget, ...]) -> Dra
 
 
 def _without_draft() -> str:
-    return "pass --draft FOLDER_OR_HUB_NAME if you know or trained one, or run without: --mode baseline"
+    own = "pass --draft FOLDER_OR_HUB_NAME if you know or trained one"
+    return f"{own}, or run without: --mode lookup or --mode baseline"
 
 
 def _nearest(name: str, targets: tuple[KnownTarget, ...]) -> list[KnownTarget]:

@@ -27,6 +27,7 @@ class AttentionTarget:
     """
 
     kind = "attention"
+    max_block: int | None = None
 
     def __init__(
         self,

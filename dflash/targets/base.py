@@ -53,6 +53,7 @@ class TargetAdapter(Protocol):
         kind: "attention", ... as `resolve_draft` reports it.
         hidden_size, num_layers, vocab_size: geometry a draft must match.
         max_context: positions the model was made for, or None when its config does not say.
+        max_block: most tokens of a pass that can be rolled back in part (1: none can); None sets no limit.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class TargetAdapter(Protocol):
     num_layers: int
     vocab_size: int
     max_context: int | None
+    max_block: int | None
 
     def start(self, taps: tuple[int, ...] = ()) -> TargetSession:
         """Open a session whose features carry the outputs of the layers `taps` (0-based)."""

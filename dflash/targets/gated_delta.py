@@ -31,6 +31,7 @@ class GatedDeltaTarget(AttentionTarget):
     """A `TargetAdapter` for models that mix attention and gated-delta layers."""
 
     kind = "hybrid"
+    max_block = MAX_TAPE_STEPS
 
     def start(self, taps: tuple[int, ...] = ()) -> GatedDeltaSession:
         return GatedDeltaSession(self._parts, taps, self._long_context)

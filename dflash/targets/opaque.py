@@ -1,20 +1,21 @@
-"""Any model mlx-lm can run, as a whole: plain decoding for families that have no adapter yet.
+"""Any model mlx-lm can run, as a whole: for families that have no adapter yet.
 
-No taps and no rollback, hence no draft; the loop's plain steps need neither.
+No taps, hence no draft. Where all of its caches are plain it can be rolled back, so that proposals copied from
+earlier text can be verified; elsewhere decoding is plain.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ..errors import UnsupportedModel
 from .base import Features
 
 
 class OpaqueTarget:
-    """A `TargetAdapter` for plain decoding only. `Features.hidden` holds finished logits here."""
+    """A `TargetAdapter` without taps. `Features.hidden` holds finished logits here."""
 
     kind = "opaque"
 
@@ -25,6 +26,8 @@ class OpaqueTarget:
         self.hidden_size = 0  # no draft can match it
         self.vocab_size = vocab_size
         self.max_context = max_context
+        plain = all(type(cache) is KVCache for cache in make_prompt_cache(model))
+        self.max_block = None if plain else 1
 
     def start(self, taps: tuple[int, ...] = ()) -> OpaqueSession:
         if taps:
@@ -56,8 +59,14 @@ class OpaqueSession:
         return Features(logits, None)
 
     def rollback(self, keep: int) -> None:
-        if keep != self._last_width:
+        excess = self._last_width - keep
+        if excess and any(type(cache) is not KVCache for cache in self._cache):
             raise UnsupportedModel("this target's caches cannot be rolled back")
+        for cache in self._cache:
+            if excess:
+                cache.trim(excess)
+        self.offset -= excess
+        self._last_width = keep
 
     def arrays(self) -> list[mx.array]:
         return [array for cache in self._cache for array in _leaves(cache.state)]

@@ -74,6 +74,19 @@ def test_block_size_and_mode_change_the_work_and_not_the_answer(here, folders):
     assert runs[3][1]["result"]["speculation"]["width_histogram"].keys() >= {"8"}
 
 
+def test_copies_need_no_draft_and_are_told_apart_from_a_drafts_proposals(folders, here):
+    common = ["generate", "a b c d a b c d a b c d a b", "--no-chat-template", "--max-tokens", 30, "--no-eos"]
+    status, said, _ = script.run(*common, "--model", folders[0], "--mode", "lookup")
+    result, made = said["result"], said["result"]["speculation"]["proposals"]
+    assert (status, result["mode"], result["draft"], result["draft_weights"]) == (0, "lookup", None, None)
+    assert (
+        made["dflash"]["drafted"] == 0 < made["lookup"]["drafted"] == result["speculation"]["drafted_tokens"]
+    )
+    _, drafted, _ = script.run(*common, *here, "--no-lookup")
+    assert drafted["result"]["text"] == result["text"]
+    assert drafted["result"]["speculation"]["proposals"]["lookup"]["drafted"] == 0
+
+
 def test_a_system_message_and_stop_texts_reach_the_model(here):
     _, plain, _ = script.run("generate", "Hello", *here, "--max-tokens", 40, "--no-eos")
     _, told, _ = script.run(
@@ -183,6 +196,8 @@ BAD_CALLS = [
     (["Hi", "--chat-template-args", "{"], 2, "bad_value", "JSON"),
     (["Hi", "--chat-template-args", "[]"], 2, "bad_value", "object"),
     (["Hi", "--mode", "baseline", "--draft", "x"], 2, "bad_usage", "--draft"),
+    (["Hi", "--mode", "lookup", "--draft", "x"], 2, "bad_usage", "--draft"),
+    (["Hi", "--mode", "lookup", "--draft-bits", "8", "--save-draft", "x"], 2, "bad_usage", "--save-draft"),
     (["--prompt-file", "/no/such/file"], 3, "file_not_found", "/no/such/file"),
     (["--messages-file", "/no/such/file"], 3, "file_not_found", "/no/such/file"),
     (["Hi", "--model", "/no/such/folder"], 3, "model_not_found", "/no/such/folder"),

@@ -276,3 +276,19 @@ def test_a_wrong_call_is_one_envelope_with_its_exit_code(arguments, status, code
     got, said, _ = script.run("resolve_draft", *arguments, cwd=tmp_path)
     assert (got, said["ok"], said["error"]["code"]) == (status, False, code)
     assert said["error"]["hint"]
+
+
+def test_a_packed_draft_is_planned_as_it_will_run(tmp_path):
+    folders = [
+        make(tmp_path / name, hidden_size=64) for make, name in ((pair.target, "t"), (pair.draft, "d"))
+    ]
+    look = partial(survey, cache_dir=None)
+    made = {
+        bits: answer(str(folders[0]), str(folders[1]), 64, look, ROOMY, print, draft_bits=bits, offline=True)
+        for bits in ("auto", "none", 8, 4)
+    }
+    memory = {bits: result["memory"] for bits, result in made.items()}
+    assert memory["auto"] == memory["none"] and memory["auto"]["draft_bits"] is None
+    assert memory[4]["draft_bytes"] < memory[8]["draft_bytes"] < memory["none"]["draft_bytes"]
+    assert (memory[4]["draft_bits"], memory[4]["run_dtype"]) == (4, "float32")
+    assert "--draft-bits 4" in made[4]["command"] and "--draft-bits" not in made["auto"]["command"]

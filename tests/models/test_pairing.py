@@ -36,12 +36,18 @@ def test_a_draft_of_another_geometry_is_not_compatible(changes, said):
     assert said in verdict.reasons[0]
 
 
+def test_a_draft_of_the_speculators_layout_is_compared_like_any_other():
+    assert check_pair(TARGET, pair.speculators_config()).compatible is True
+    verdict = check_pair(TARGET, pair.speculators_config(aux_hidden_state_layer_ids=[1, 4]))
+    assert verdict.compatible is False and "taps layer 3" in verdict.reasons[0]
+
+
 @pytest.mark.parametrize(
     "draft",
     [
         pair.draft_config(markov_rank=0),
         pair.draft_config(architectures=["Qwen3DSparkModel"], dflash_config={}),
-        {"speculators_model_type": "dflash", "transformer_layer_config": {}},
+        pair.speculators_config(speculators_model_type="eagle3"),
     ],
 )
 def test_a_relative_of_dflash_is_not_compatible(draft):

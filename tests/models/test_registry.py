@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 
+import pair
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash.drafts.checkpoint import DraftConfig
-from dflash.errors import DFlashError, DraftNotFound, ModelIsDraft, UnsupportedDraft
+from dflash.errors import DFlashError, DraftNotFound, ModelIsDraft
 from dflash.models import embedded, registry
 from dflash.models.registry import base_name, difference, entries, lookup, parse
 
@@ -243,11 +244,13 @@ def test_gates_licences_and_mirrors_are_told():
 
 
 def test_the_registry_chooses_layouts_that_the_checkpoint_reader_takes():
-    with pytest.raises(UnsupportedDraft, match="speculators"):
-        DraftConfig.from_json({"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"})
-    assert "speculators" not in registry.LAYOUTS
-    with pytest.raises(DraftNotFound, match="speculators layout"):
-        lookup("Qwen/Qwen3-30B-A3B")
+    configs = {"z-lab": pair.draft_config(), "speculators": pair.speculators_config()}
+    assert configs.keys() == registry.LAYOUTS
+    for config in configs.values():
+        assert DraftConfig.from_json(config).taps == (0, 1)
+    assert lookup("Qwen/Qwen3-30B-A3B").layout == "speculators"
+    with pytest.raises(DraftNotFound, match="hyper-connections"):
+        lookup("deepseek-ai/DeepSeek-V4-Flash")
 
 
 # ---------------------------------------------------------------- the file
