@@ -161,6 +161,21 @@ _META = object_of(
     }
 )
 
+_SAMPLING = object_of(
+    {
+        "temperature": NUMBER,
+        "top_p": SHARE,
+        "top_k": COUNT,
+        "min_p": SHARE,
+        "repetition_penalty": NUMBER,
+        "presence_penalty": {"type": "number"},
+        "frequency_penalty": {"type": "number"},
+        "penalty_context": COUNT,
+        "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}},
+        "seed": nullable(COUNT),
+    }
+)
+
 _GENERATE = object_of(
     {
         "text": TEXT,
@@ -169,7 +184,7 @@ _GENERATE = object_of(
         "mode": {"enum": ["dflash", "lookup", "baseline"]},
         "model": TEXT,
         "draft": nullable(TEXT),
-        "sampling": object_of({"temperature": NUMBER, "seed": nullable({"type": "integer"})}),
+        "sampling": _SAMPLING,
         "usage": object_of({"prompt_tokens": COUNT, "completion_tokens": COUNT}),
         "speed": object_of(
             {

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .config import Mode
-from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Text
+from .config import Mode, SamplingParams
+from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Started, Text
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class GenerationResult:
         cycles: verification passes after the first token (plain steps included).
         drafted_tokens: proposals verified.
         accepted_tokens: proposals that are part of the answer.
+        params: the settings that the request ran with, none of them left open.
         width_histogram: passes by the number of tokens they verified.
         notices: what the reader should know, as (code, message).
     """
@@ -40,6 +41,7 @@ class GenerationResult:
     drafted_tokens: int
     accepted_tokens: int
     width_histogram: dict[int, int]
+    params: SamplingParams
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -81,11 +83,14 @@ class ResultFold:
     drafted: int = 0
     accepted: int = 0
     finish_reason: FinishReason = "cancelled"
+    params: SamplingParams = field(default_factory=SamplingParams)
     _first_at: float | None = None
     _last_at: float = 0.0
 
     def push(self, event: Event) -> None:
         match event:
+            case Started(params):
+                self.params = params
             case Text(piece):
                 self.text.append(piece)
             case Prefilled(prompt_tokens, token, seconds):
@@ -141,6 +146,7 @@ class ResultFold:
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
             width_histogram=dict(sorted(self.widths.items())),
+            params=self.params,
             notices=(*self.notices, *self.remarks()),
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..cli import Console, Interrupted, Outcome
-from ..config import DEFAULT_MAX_TOKENS, DFlashConfig, SamplingParams
+from ..config import DEFAULT_MAX_TOKENS, DEFAULT_PENALTY_CONTEXT, NEUTRAL, DFlashConfig, SamplingParams
 from ..errors import BadValue, Cancelled, EmptyPrompt, NotFound, UsageError
 from ..models.embedded import EMBEDDED
 
@@ -34,7 +34,18 @@ def generate(
     max_ctx: int | None = None,
     block_size: int | None = None,
     mode: Literal["dflash", "baseline"] = "dflash",
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    penalty_context: int = DEFAULT_PENALTY_CONTEXT,
+    logit_bias: str = "{}",
     seed: int | None = None,
+    model_defaults: bool = False,
+    acceptance: Literal["matching", "residual"] = "matching",
     tokens: bool = False,
     revision: str | None = None,
     draft_revision: str | None = None,
@@ -63,27 +74,33 @@ def generate(
       max_ctx: most tokens, prompt and answer together
       block_size: tokens checked per cycle, 1 to the draft's own
       mode: baseline decodes without a draft
-      seed: recorded in the result (decoding is greedy)
+      temperature: 0, the default, takes the likeliest token; above it tokens are drawn
+      top_p: draw from the likeliest tokens with this probability together
+      top_k: draw from this many of the likeliest tokens
+      min_p: draw from tokens with this share of the likeliest one's probability
+      repetition_penalty: divides logits of recent tokens; 1 is none
+      presence_penalty: lowers logits of recent tokens
+      frequency_penalty: lowers them once per occurrence
+      penalty_context: how many tokens are recent
+      logit_bias: JSON object of token ids and numbers added to their logits
+      seed: of the random numbers; without one, one is drawn and reported
+      model_defaults: settings not given come from the model's generation_config.json
+      acceptance: which proposals stand when drawing; either way draws are the model's
       tokens: put the token ids into the result
       revision: branch, tag or commit of the model on the hub
       draft_revision: the same for the draft
       offline: use only what is on this machine
       cache_dir: where downloads and conversions go
     """
+    given = dict(locals())
     question = _question(prompt, prompt_file, messages_file, system)
     arguments = _json_object("--chat-template-args", chat_template_args)
     if draft is not None and mode == "baseline":
         raise UsageError("--draft has no use in --mode baseline", "leave one of the two out")
-    config = DFlashConfig(
-        draft_block_size=block_size,
-        max_ctx=max_ctx,
-        mode=mode,
-        cache_dir=cache_dir,
-        revision=revision,
-        draft_revision=draft_revision,
-        offline=offline,
-    )
-    params = SamplingParams(max_tokens=max_tokens, stop=tuple(stop), ignore_eos=not eos, seed=seed)
+    config = DFlashConfig(draft_block_size=block_size, **_named(DFlashConfig, given))
+    bias = _json_object("--logit-bias", logit_bias)
+    texts = {"stop": tuple(stop), "ignore_eos": not eos, "logit_bias": bias}
+    params = SamplingParams(**_named(SamplingParams, given) | texts)
 
     from ..runtime import DFlashRuntime  # imports MLX: only once the call is known to be right
 
@@ -94,7 +111,7 @@ def generate(
         console.warn(notice.code, notice.message)
     return Outcome(
         schema="dflash.generate/1",
-        result=envelope(runtime, result, params, with_tokens=tokens),
+        result=envelope(runtime, result, with_tokens=tokens),
         summary=summary(result),
         exit_status=status,
     )
@@ -140,9 +157,7 @@ def _show(console: Console, event: Any) -> None:
             )
 
 
-def envelope(
-    runtime: DFlashRuntime, result: GenerationResult, params: SamplingParams, *, with_tokens: bool
-) -> dict[str, Any]:
+def envelope(runtime: DFlashRuntime, result: GenerationResult, *, with_tokens: bool) -> dict[str, Any]:
     """The `result` object of `dflash.generate/1`."""
     import mlx.core as mx
 
@@ -153,7 +168,7 @@ def envelope(
         "mode": result.mode,
         "model": runtime.model,
         "draft": runtime.draft_name,
-        "sampling": {"temperature": 0.0, "seed": params.seed},
+        "sampling": sampling(result.params),
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
         "speed": {
             "prefill_s": round(result.prefill_seconds, 4),
@@ -173,12 +188,29 @@ def envelope(
     }
 
 
+def sampling(params: SamplingParams) -> dict[str, Any]:
+    """The settings that a request ran with, as JSON values."""
+    return {
+        **{name: getattr(params, name) for name in NEUTRAL},
+        "penalty_context": params.penalty_context,
+        "logit_bias": {str(token): value for token, value in params.logit_bias.items()},
+        "seed": params.seed,
+    }
+
+
 def summary(result: GenerationResult) -> str:
     """The line a person sees under the text."""
     line = f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f}/s, {result.mode}"
     if result.mode == "dflash":
         line += f", {result.accepted_length:.2f} tokens per cycle"
+    if result.params.temperature:
+        line += f", seed {result.params.seed}"
     return f"{line}, finished by {result.finish_reason}"
+
+
+def _named(settings: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the flags of a call, those that are called like a field of the dataclass `settings`."""
+    return {name: value for name, value in given.items() if name in settings.__dataclass_fields__}
 
 
 def _question(
