@@ -79,7 +79,8 @@ class SamplingParams:
         frequency_penalty: subtracted once for each recent occurrence; 0 is none.
         penalty_context: how many of the last tokens, of prompt and answer, are recent.
         logit_bias: token id to a number added to its logit.
-        seed: of the random numbers. With the same seed, settings and machine the text is the same.
+        seed: of the random numbers. With the same seed, settings and machine the text is the same
+            (with the "residual" rule, at a fixed `draft_block_size`).
         model_defaults: settings not asked for come from the model's generation_config.json, where it has them.
     """
 

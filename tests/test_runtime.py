@@ -366,7 +366,9 @@ def test_fresh_threads_draw_as_the_seed_says(runtime):
 
 
 def test_the_residual_rule_repeats_itself_and_runs_the_draft(runtime):
-    engine = DFlashRuntime(runtime.target, runtime.draft, DFlashConfig(acceptance="residual"))
+    engine = DFlashRuntime(
+        runtime.target, runtime.draft, DFlashConfig(draft_block_size=5, acceptance="residual")
+    )
     first, second = (engine.generate(QUESTION, seed=5, **DRAWN) for _ in range(2))
     assert first.tokens == second.tokens and first.mode == "dflash"
 
