@@ -85,7 +85,7 @@ def generate(
       logit_bias: JSON object of token ids and numbers added to their logits
       seed: of the random numbers; without one, one is drawn and reported
       model_defaults: settings not given come from the model's generation_config.json
-      acceptance: which proposals stand when drawing; either way draws are the model's
+      acceptance: which proposals stand when tokens are drawn
       tokens: put the token ids into the result
       revision: branch, tag or commit of the model on the hub
       draft_revision: the same for the draft
