@@ -162,6 +162,22 @@ _META = object_of(
 )
 
 _PROPOSALS = object_of({"drafted": COUNT, "accepted": COUNT})
+
+_SAMPLING = object_of(
+    {
+        "temperature": NUMBER,
+        "top_p": SHARE,
+        "top_k": COUNT,
+        "min_p": SHARE,
+        "repetition_penalty": NUMBER,
+        "presence_penalty": {"type": "number"},
+        "frequency_penalty": {"type": "number"},
+        "penalty_context": COUNT,
+        "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}},
+        "seed": nullable(COUNT),
+    }
+)
+
 _GENERATE = object_of(
     {
         "text": TEXT,
@@ -171,7 +187,7 @@ _GENERATE = object_of(
         "model": TEXT,
         "draft": nullable(TEXT),
         "draft_weights": nullable(object_of({"bits": COUNT, "reason": TEXT})),
-        "sampling": object_of({"temperature": NUMBER, "seed": nullable({"type": "integer"})}),
+        "sampling": _SAMPLING,
         "usage": object_of({"prompt_tokens": COUNT, "completion_tokens": COUNT}),
         "speed": object_of(
             {

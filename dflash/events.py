@@ -9,8 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .config import SamplingParams
+
 Source = Literal["dflash", "lookup"]
 FinishReason = Literal["stop", "length", "stop_string", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A request is about to run, with these settings: none is left open."""
+
+    params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +78,4 @@ class Finished:
     reason: FinishReason
 
 
-Event = Prefilling | Prefilled | Cycle | Notice | Text | Finished
+Event = Started | Prefilling | Prefilled | Cycle | Notice | Text | Finished

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .config import Mode
-from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Source, Text
+from .config import Mode, SamplingParams
+from .events import Cycle, Event, Finished, FinishReason, Notice, Prefilled, Source, Started, Text
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class GenerationResult:
         drafted_tokens: proposals verified.
         accepted_tokens: proposals that are part of the answer.
         proposals: of those two, what each source made and what of it stood.
+        params: the settings that the request ran with, none of them left open.
         width_histogram: passes by the number of tokens they verified.
         notices: what the reader should know, as (code, message).
     """
@@ -54,6 +55,7 @@ class GenerationResult:
     drafted_tokens: int
     accepted_tokens: int
     width_histogram: dict[int, int]
+    params: SamplingParams
     notices: tuple[Notice, ...] = ()
     proposals: dict[Source, Proposals] = field(default_factory=dict)
 
@@ -95,11 +97,14 @@ class ResultFold:
     prefill_seconds: float = 0.0
     proposals: dict[Source, Proposals] = field(default_factory=dict)
     finish_reason: FinishReason = "cancelled"
+    params: SamplingParams = field(default_factory=SamplingParams)
     _first_at: float | None = None
     _last_at: float = 0.0
 
     def push(self, event: Event) -> None:
         match event:
+            case Started(params):
+                self.params = params
             case Text(piece):
                 self.text.append(piece)
             case Prefilled(prompt_tokens, token, seconds):
@@ -157,6 +162,7 @@ class ResultFold:
             drafted_tokens=sum(made.drafted for made in self.proposals.values()),
             accepted_tokens=sum(made.accepted for made in self.proposals.values()),
             width_histogram=dict(sorted(self.widths.items())),
+            params=self.params,
             notices=(*self.notices, *self.remarks()),
             proposals=dict(self.proposals),
         )

@@ -12,7 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from . import blas, curves
-from .config import DFlashConfig, SamplingParams
+from .config import NEUTRAL, DFlashConfig, SamplingParams
+from .decoding.acceptance import rule_for
 from .decoding.costs import CostCurve, measure
 from .decoding.loop import decode
 from .decoding.proposing import CPU_COSTS, GPU_COSTS, LOOKUP_WIDTH, Costs, DraftOnly, Proposing, WithLookup
@@ -21,8 +22,8 @@ from .decoding.stopping import StopTexts
 from .decoding.width import AdaptiveWidth, FixedWidth, WidthPolicy
 from .drafts.base import Draft
 from .drafts.lookup import Lookup
-from .errors import BadValue, ContextExceeded, EmptyPrompt, UnsupportedModel
-from .events import Cycle, Event, Finished, Notice, Prefilled, Text
+from .errors import BadCheckpoint, BadValue, ContextExceeded, EmptyPrompt, UnsupportedModel
+from .events import Cycle, Event, Finished, Notice, Prefilled, Started, Text
 from .models import sources
 from .models.draft_bits import check_place, running_bits
 from .models.fitting import fit
@@ -154,16 +155,29 @@ class DFlashRuntime:
             prompt: text (one user message), or a list of {role, content} messages.
             use_chat_template: False feeds the text to the model as it is.
             chat_template_args: passed through to the template, e.g. {"enable_thinking": False}.
-            params: or its fields as keywords: max_tokens, stop, ignore_eos, seed.
+            params: or its fields as keywords: max_tokens, stop, temperature, seed, ...
 
         Raises:
             UsageError: an empty prompt, bad messages or settings.
             ContextExceeded: the prompt leaves no room for an answer.
         """
-        params = _params(params, settings)
+        params = self._settled(_params(params, settings))
         ids, notices = self._encode(prompt, use_chat_template, chat_template_args or {})
         state, limits = self._open(ids, params)
-        return self._run(state, params, [*self.notices, *notices, *limits])
+        return self._run(state, params, [*self.notices, *notices, *limits, *_unused(params)])
+
+    def _settled(self, params: SamplingParams) -> SamplingParams:
+        """The settings with none left open, checked against the model."""
+        vocab = self.target.adapter.vocab_size
+        if beyond := [token for token in params.logit_bias if token >= vocab]:
+            raise BadValue(f"logit_bias names token {beyond[0]}, but the model has {vocab} tokens")
+        try:
+            return params.effective(self.target.generation_defaults)
+        except BadValue as error:
+            raise BadCheckpoint(
+                f"the model's generation_config.json cannot be used: {error.message}",
+                "give the setting yourself, or leave the model's defaults out",
+            ) from error
 
     def encode(self, prompt: Prompt, **arguments: Any) -> list[int]:
         """The ids that `prompt` becomes, through the chat template with `arguments`."""
@@ -222,11 +236,13 @@ class DFlashRuntime:
             end_tokens=frozenset() if params.ignore_eos else self.target.end_tokens,
             draft_limit=draft.max_context if draft else 0,
             proposing=self._proposing(ids),
+            rule=rule_for(params, adapter.vocab_size, self.config.acceptance, self.config.proposals),
         )
         return state, notices
 
     def _run(self, state: DecodeState, params: SamplingParams, notices: list[Notice]) -> Iterator[Event]:
         """The loop's events with the text they make, cut at the first stop text."""
+        yield Started(params)
         yield from notices
         text = TextStream(lambda ids: self.target.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         stops = StopTexts(params.stop)
@@ -308,6 +324,13 @@ def _params(params: SamplingParams | None, settings: dict[str, Any]) -> Sampling
     except TypeError as error:
         known = ", ".join(SamplingParams.__dataclass_fields__)
         raise BadValue(f"unknown setting: {error}", f"known settings: {known}") from error
+
+
+def _unused(params: SamplingParams) -> Iterator[Notice]:
+    """A remark where settings of drawing were given to a request that draws nothing."""
+    names = ("top_p", "top_k", "min_p")
+    if not params.temperature and (given := [n for n in names if getattr(params, n) != NEUTRAL[n]]):
+        yield Notice("greedy", f"at temperature 0 {', '.join(given)} changes nothing; set a temperature")
 
 
 def _width(asked: int | None, draft: Draft | None) -> int:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -378,14 +380,70 @@ def test_both_kinds_of_proposals_are_counted_and_copies_can_be_left_out(folders,
     assert set(results[False].proposals) == {"dflash"} and results[False].mode == "dflash"
 
 
-def test_a_target_that_cannot_be_rolled_back_refuses_copies(tmp_path):
-    kinds = ["sliding_attention", "full_attention", "full_attention"]
-    sliding = pair.target(tmp_path / "sliding", layer_types=kinds, sliding_window=16)
-    with pytest.raises(UnsupportedModel, match="RotatingKVCache"):
-        DFlashRuntime.from_pretrained(str(sliding), config=DFlashConfig(mode="lookup"))
+def test_a_target_that_cannot_be_rolled_back_refuses_copies(opaque):
+    with pytest.raises(UnsupportedModel, match="lfm2"):
+        DFlashRuntime.from_pretrained(str(opaque), config=DFlashConfig(mode="lookup"))
 
 
 def test_notices_are_events_too(folders):
     runtime = DFlashRuntime.from_pretrained(*map(str, folders), DFlashConfig(max_ctx=20))
     events = list(runtime.events("abc", use_chat_template=False, max_tokens=50, ignore_eos=True))
     assert [event.code for event in events if isinstance(event, Notice)] == ["context_full"]
+
+
+# ---------------------------------------------------------------- drawing
+
+DRAWN = {"max_tokens": 50, "ignore_eos": True, "temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.2}
+
+
+def test_one_seed_is_one_text_whoever_proposes(folders, runtime, baseline):
+    with_draft = runtime.generate(QUESTION, seed=5, **DRAWN)
+    assert with_draft.tokens == baseline.generate(QUESTION, seed=5, **DRAWN).tokens
+    assert with_draft.mode == "dflash" and with_draft.params.seed == 5
+    for config in (DFlashConfig(draft_block_size=3, proposals="likeliest"), DFlashConfig(draft_block_size=8)):
+        other = DFlashRuntime(runtime.target, runtime.draft, config)
+        assert other.generate(QUESTION, seed=5, **DRAWN).tokens == with_draft.tokens
+    assert runtime.generate(QUESTION, seed=6, **DRAWN).tokens != with_draft.tokens
+    assert runtime.generate(QUESTION, max_tokens=50, ignore_eos=True).tokens != with_draft.tokens
+
+
+def test_without_a_seed_requests_differ_and_report_what_repeats_them(runtime):
+    first, second = (runtime.generate(QUESTION, **DRAWN) for _ in range(2))
+    assert first.params.seed != second.params.seed and first.tokens != second.tokens
+    assert runtime.generate(QUESTION, seed=first.params.seed, **DRAWN).tokens == first.tokens
+
+
+def test_fresh_threads_draw_as_the_seed_says(runtime):
+    texts = []
+    for _ in range(2):
+        ask = threading.Thread(target=lambda: texts.append(runtime.generate(QUESTION, seed=5, **DRAWN).text))
+        ask.start()
+        ask.join()
+    assert texts == [runtime.generate(QUESTION, seed=5, **DRAWN).text] * 2
+
+
+def test_the_residual_rule_repeats_itself_and_runs_the_draft(runtime):
+    engine = DFlashRuntime(
+        runtime.target, runtime.draft, DFlashConfig(draft_block_size=5, acceptance="residual")
+    )
+    first, second = (engine.generate(QUESTION, seed=5, **DRAWN) for _ in range(2))
+    assert first.tokens == second.tokens and first.mode == "dflash"
+
+
+def test_a_models_own_settings_are_used_when_asked_for_and_shown(folders, runtime):
+    offered = {"do_sample": True, "temperature": 1.2, "top_k": 5}
+    engine = DFlashRuntime(replace(runtime.target, generation_defaults=offered), runtime.draft)
+    settled = engine.generate("Hi", max_tokens=3, model_defaults=True).params
+    assert (settled.temperature, settled.top_k, settled.top_p) == (1.2, 5, 1.0)
+    assert engine.generate("Hi", max_tokens=3, model_defaults=True, temperature=0).params.temperature == 0
+    assert engine.generate("Hi", max_tokens=3).params.temperature == 0
+    damaged = replace(runtime.target, generation_defaults={"do_sample": True, "temperature": "hot"})
+    with pytest.raises(BadCheckpoint, match=r"generation_config\.json.*temperature"):
+        DFlashRuntime(damaged).generate("Hi", model_defaults=True)
+
+
+def test_settings_that_change_nothing_are_remarked_on_and_impossible_ones_refused(runtime):
+    result = runtime.generate("Hi", max_tokens=3, top_p=0.5, top_k=4)
+    assert "top_p, top_k" in next(notice.message for notice in result.notices if notice.code == "greedy")
+    with pytest.raises(BadValue, match="token 99999"):
+        runtime.generate("Hi", logit_bias={99999: 1.0})

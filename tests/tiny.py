@@ -11,7 +11,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import _get_classes
 
 from dflash.decoding.state import DecodeState
-from dflash.drafts.base import SharedTables
+from dflash.drafts.base import Proposal, SharedTables, Weigh, as_scored
 from dflash.targets.base import TargetAdapter
 from dflash.targets.choose import choose
 
@@ -266,14 +266,14 @@ class ScriptedDrafter:
     def observe(self, taps: mx.array) -> None:
         self._committed += taps.shape[1]
 
-    def propose(self, anchor: mx.array, count: int) -> mx.array:
+    def propose(self, anchor: mx.array, count: int, weigh: Weigh = as_scored) -> Proposal:
         at = self._committed - self._prompt_tokens  # index of the anchor in the answer
         assert anchor.item() == self._answer[at]
         right = min(next(self._patience), count)
         self.expected.append(right)
         padded = [*self._answer[at + 1 : at + 1 + count], *[0] * count][:count]
         wrong = [(token + 1) % VOCAB for token in padded]
-        return mx.array([padded[:right] + wrong[right:]])
+        return Proposal(mx.array([padded[:right] + wrong[right:]]))
 
     def arrays(self) -> list[mx.array]:
         return []

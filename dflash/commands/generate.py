@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..cli import Console, Interrupted, Outcome
-from ..config import DEFAULT_MAX_TOKENS, DFlashConfig, SamplingParams
+from ..config import DEFAULT_MAX_TOKENS, DEFAULT_PENALTY_CONTEXT, NEUTRAL, DFlashConfig, SamplingParams
 from ..errors import BadValue, Cancelled, EmptyPrompt, NotFound, UsageError
 from ..models.embedded import EMBEDDED
 
@@ -38,7 +38,18 @@ def generate(
     lookup: bool = True,
     draft_bits: Literal["auto", "none", 8, 4] = "auto",
     save_draft: Path | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    penalty_context: int = DEFAULT_PENALTY_CONTEXT,
+    logit_bias: str = "{}",
     seed: int | None = None,
+    model_defaults: bool = False,
+    acceptance: Literal["matching", "residual"] = "matching",
     tokens: bool = False,
     revision: str | None = None,
     draft_revision: str | None = None,
@@ -70,32 +81,35 @@ def generate(
       lookup: --no-lookup leaves all proposals to the draft
       draft_bits: pack the draft (auto: if memory is short)
       save_draft: folder to make and keep the packed draft in
-      seed: recorded in the result (decoding is greedy)
+      temperature: 0, the default, takes the likeliest token; above it tokens are drawn
+      top_p: draw from the likeliest tokens with this probability together
+      top_k: draw from this many of the likeliest tokens
+      min_p: draw from tokens with this share of the likeliest one's probability
+      repetition_penalty: divides logits of recent tokens; 1 is none
+      presence_penalty: lowers logits of recent tokens
+      frequency_penalty: lowers them once per occurrence
+      penalty_context: how many tokens are recent
+      logit_bias: JSON object of token ids and numbers added to their logits
+      seed: of the random numbers; without one, one is drawn and reported
+      model_defaults: settings not given come from the model's generation_config.json
+      acceptance: which proposals stand when tokens are drawn
       tokens: put the token ids into the result
       revision: branch, tag or commit of the model on the hub
       draft_revision: the same for the draft
       offline: use only what is on this machine
       cache_dir: where downloads and conversions go
     """
+    given = dict(locals())
     question = _question(prompt, prompt_file, messages_file, system)
     arguments = _json_object("--chat-template-args", chat_template_args)
     if draft is not None and mode != "dflash":
         raise UsageError(f"--draft has no use in --mode {mode}", "leave one of the two out")
     if save_draft is not None and (mode != "dflash" or not isinstance(draft_bits, int)):
         raise UsageError("--save-draft writes a packed draft", "add --draft-bits 8 or 4")
-    config = DFlashConfig(
-        draft_block_size=block_size,
-        max_ctx=max_ctx,
-        mode=mode,
-        lookup=lookup,
-        draft_bits=draft_bits,
-        save_draft=save_draft,
-        cache_dir=cache_dir,
-        revision=revision,
-        draft_revision=draft_revision,
-        offline=offline,
-    )
-    params = SamplingParams(max_tokens=max_tokens, stop=tuple(stop), ignore_eos=not eos, seed=seed)
+    config = DFlashConfig(draft_block_size=block_size, **_named(DFlashConfig, given))
+    bias = _json_object("--logit-bias", logit_bias)
+    texts = {"stop": tuple(stop), "ignore_eos": not eos, "logit_bias": bias}
+    params = SamplingParams(**_named(SamplingParams, given) | texts)
 
     from ..runtime import DFlashRuntime  # imports MLX: only once the call is known to be right
 
@@ -106,7 +120,7 @@ def generate(
         console.warn(notice.code, notice.message)
     return Outcome(
         schema="dflash.generate/1",
-        result=envelope(runtime, result, params, with_tokens=tokens),
+        result=envelope(runtime, result, with_tokens=tokens),
         summary=summary(result),
         exit_status=status,
     )
@@ -153,9 +167,7 @@ def _show(console: Console, event: Any) -> None:
             )
 
 
-def envelope(
-    runtime: DFlashRuntime, result: GenerationResult, params: SamplingParams, *, with_tokens: bool
-) -> dict[str, Any]:
+def envelope(runtime: DFlashRuntime, result: GenerationResult, *, with_tokens: bool) -> dict[str, Any]:
     """The `result` object of `dflash.generate/1`."""
     import mlx.core as mx
 
@@ -167,7 +179,7 @@ def envelope(
         "model": runtime.model,
         "draft": runtime.draft_name,
         "draft_weights": runtime.draft and {"bits": runtime.draft_bits, "reason": runtime.draft_reason},
-        "sampling": {"temperature": 0.0, "seed": params.seed},
+        "sampling": sampling(result.params),
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": len(result.tokens)},
         "speed": {
             "prefill_s": round(result.prefill_seconds, 4),
@@ -194,12 +206,29 @@ def _proposals(result: GenerationResult, source: Source) -> dict[str, int]:
     return {"drafted": made.drafted if made else 0, "accepted": made.accepted if made else 0}
 
 
+def sampling(params: SamplingParams) -> dict[str, Any]:
+    """The settings that a request ran with, as JSON values."""
+    return {
+        **{name: getattr(params, name) for name in NEUTRAL},
+        "penalty_context": params.penalty_context,
+        "logit_bias": {str(token): value for token, value in params.logit_bias.items()},
+        "seed": params.seed,
+    }
+
+
 def summary(result: GenerationResult) -> str:
     """The line a person sees under the text."""
     line = f"{len(result.tokens)} tokens, {result.tokens_per_second:.1f}/s, {result.mode}"
     if result.mode != "baseline":
         line += f", {result.accepted_length:.2f} tokens per cycle"
+    if result.params.temperature:
+        line += f", seed {result.params.seed}"
     return f"{line}, finished by {result.finish_reason}"
+
+
+def _named(settings: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the flags of a call, those that are called like a field of the dataclass `settings`."""
+    return {name: value for name, value in given.items() if name in settings.__dataclass_fields__}
 
 
 def _question(

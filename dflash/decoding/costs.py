@@ -78,7 +78,7 @@ def measure(target: TargetAdapter, draft: Draft, clock: Callable[[], float] = ti
         session.rollback(1)
 
     def propose(count: int) -> None:
-        mx.eval(drafter.propose(mx.zeros((1, 1), mx.int32), count))
+        mx.eval(drafter.propose(mx.zeros((1, 1), mx.int32), count).tokens)
 
     widths = sorted({width for width in _WIDTHS if width <= draft.block_size} | {draft.block_size})
     counts = [width - 1 for width in widths if width in (2, 4, 8, 16, draft.block_size)]

@@ -21,13 +21,15 @@ def draft_and_verify(state: DecodeState, turn: Turn) -> Cycle:
     """
     started = time.perf_counter()
     anchor = mx.array([[state.anchor]])
-    block, width = anchor, turn.width  # (1, width)
+    block, proposal, width = anchor, None, turn.width  # (1, width)
+    verdict = state.open_round(state.session.offset, width)
     if turn.copied:
         block = mx.array([[state.anchor, *turn.copied]])
     elif width > 1:
-        block = mx.concatenate([anchor, state.drafter.propose(anchor, width - 1)], axis=1)
+        proposal = state.drafter.propose(anchor, width - 1, verdict.weigh)
+        block = mx.concatenate([anchor, proposal.tokens], axis=1)
     features = state.session.forward(block)
-    choices = mx.argmax(state.target.logits(features.hidden), axis=-1)  # (1, width)
+    choices = verdict.choices(state.target.logits(features.hidden), block, proposal)  # (1, width)
 
     tokens = mx.concatenate([block, choices.astype(block.dtype)], axis=1)[0].tolist()  # the synchronisation
     proposals, truth = tokens[1:width], tokens[width:]
@@ -67,8 +69,9 @@ def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
 
 def _step(state: DecodeState, token: mx.array) -> mx.array:
     """Launch the pass that turns `token` (1, 1) into the next one, and return that, unevaluated."""
+    verdict = state.open_round(state.session.offset, 1)
     features = state.session.forward(token)
-    following = mx.argmax(state.target.logits(features.hidden), axis=-1)
+    following = verdict.choices(state.target.logits(features.hidden), token)
     if state.drafter is not None:
         state.drafter.observe(features.taps)
     mx.async_eval(following, state.drafter.arrays() if state.drafter is not None else [])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..drafts.base import Drafter
 from ..targets.base import TargetAdapter, TargetSession
+from .acceptance import AcceptanceRule, Greedy, Place, Round
 from .proposing import DraftOnly, Proposing
 
 
@@ -21,6 +22,7 @@ class DecodeState:
         end_tokens: ids that end the answer (empty when they are to be ignored).
         draft_limit: positions the draft was made for.
         proposing: who proposes in which cycle.
+        rule: how tokens are chosen and which proposals stand.
         emitted: tokens of the answer so far. The last one is the anchor: emitted, not yet run.
     """
 
@@ -32,6 +34,7 @@ class DecodeState:
     end_tokens: frozenset[int]
     draft_limit: int = 0
     proposing: Proposing = field(default_factory=DraftOnly)
+    rule: AcceptanceRule = field(default_factory=Greedy)
     emitted: list[int] = field(default_factory=list)
 
     @property
@@ -46,6 +49,12 @@ class DecodeState:
     def ended(self) -> bool:
         """Whether an end token was emitted; nothing comes after it."""
         return bool(self.emitted) and self.emitted[-1] in self.end_tokens
+
+    def open_round(self, start: int, width: int) -> Round:
+        """The rule applied to a block of `width` tokens whose first one has position `start`."""
+        begin, answer = max(0, start - self.rule.reach), len(self.prompt)
+        before = self.prompt[begin:start] + self.emitted[max(0, begin - answer) : max(0, start - answer)]
+        return self.rule.open(Place(start, width, before))
 
     def commit(self, tokens: list[int]) -> tuple[int, ...]:
         """Append `tokens` up to the end of the answer; returns those that were appended."""

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.rope_utils import initialize_rope
 
 from ..errors import BadCheckpoint
-from .base import SharedTables
+from .base import Proposal, SharedTables, Weigh, as_scored
 from .checkpoint import DraftConfig, clean_names
 from .context import ContextRows, block_mask
 
@@ -155,9 +155,15 @@ class DFlashDraft(nn.Module):
         """Tapped states (1, n, T*D) -> context vectors (1, n, D)."""
         return self.hidden_norm(self.fc(taps))
 
-    def select(self, anchor: mx.array, hidden: mx.array, logits: mx.array) -> mx.array:
-        """The proposal (1, m) for m slots, from their hidden states (1, m, D) and logits (1, m, V)."""
-        return mx.argmax(logits, axis=-1)
+    def select(
+        self, anchor: mx.array, hidden: mx.array, logits: mx.array, weigh: Weigh = as_scored
+    ) -> Proposal:
+        """The proposal for m slots, from their hidden states (1, m, D) and logits (1, m, V)."""
+        ids = None
+        if self.config.own_vocab:
+            ids = mx.broadcast_to(self.target_ids(mx.arange(logits.shape[-1])), logits.shape[1:])
+        scores = weigh(logits[0], ids)
+        return Proposal(self.target_ids(mx.argmax(scores, axis=-1)[None]), scores, ids)
 
     def project(self, tables: SharedTables, hidden: mx.array, dtype: mx.Dtype) -> mx.array:
         """Bare logits (1, n, V) of hidden states: by the target's head, or over the draft's own vocabulary."""
@@ -221,7 +227,7 @@ class DFlashDrafter:
             logits = mx.tanh(logits / config.soft_cap) * config.soft_cap
         return logits
 
-    def propose(self, anchor: mx.array, count: int) -> mx.array:
+    def propose(self, anchor: mx.array, count: int, weigh: Weigh = as_scored) -> Proposal:
         """A token for each of the first `count` slots after the anchor.
 
         The block always runs at its trained length: the slots see each other, and a narrowed block
@@ -229,7 +235,7 @@ class DFlashDrafter:
         """
         block = mx.concatenate([self._embed(anchor), self._masks], axis=1)
         hidden = self.hidden(block)[:, 1 : count + 1]
-        return self._draft.target_ids(self._draft.select(anchor, hidden, self.logits(hidden)))
+        return self._draft.select(anchor, hidden, self.logits(hidden), weigh)
 
     def arrays(self) -> list[mx.array]:
         buffers = [buffer for rows in self._rows for buffer in (rows.keys, rows.values) if buffer is not None]

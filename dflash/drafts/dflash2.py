@@ -2,8 +2,9 @@
 
 Two additions. Every sublayer works between two grouped dynamic causal convolutions over the block's rows, which
 let neighbouring slots agree. And proposals are no longer chosen slot by slot: each slot keeps its top candidates,
-a low-rank table scores each candidate given the token before it, and a greedy walk from the anchor picks a path.
-The walk stays on the device: all pairwise scores are computed at once, only look-ups are sequential.
+a low-rank table scores each candidate given the token before it, and a walk from the anchor picks a path: the best
+at each slot, or a draw where noise was added to the scores. The walk stays on the device: all pairwise scores are
+computed (and weighed) at once, only look-ups are sequential.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from .base import Proposal, Weigh, as_scored
 from .checkpoint import DraftConfig
 from .context import ContextRows
 from .dflash import DFlashDraft, Layer
@@ -96,25 +98,34 @@ class DFlash2Draft(DFlashDraft):
         super().__init__(config)
         self.candidate_selector = CandidateSelector(config)
 
-    def select(self, anchor: mx.array, hidden: mx.array, logits: mx.array) -> mx.array:
-        """The greedy walk: at each slot the candidate that scores best after the one chosen before it."""
+    def select(
+        self, anchor: mx.array, hidden: mx.array, logits: mx.array, weigh: Weigh = as_scored
+    ) -> Proposal:
+        """The walk: at each slot the candidate that weighs most after the one chosen before it."""
         config = self.config
         logits = logits[0].astype(mx.float32)  # (m, V)
         if config.selector_vocab < logits.shape[-1]:
             logits = logits[:, : config.selector_vocab]
         top = config.selector_top_k
         candidates = mx.argpartition(logits, kth=-top, axis=-1)[:, -top:]  # (m, K)
+        lattice = weigh(self._lattice(anchor, hidden, logits, candidates), candidates)
+        chosen, picks, rows = 0, [], []
+        for step in range(len(candidates)):
+            rows.append(lattice[step][chosen])  # (K,)
+            chosen = mx.argmax(rows[-1])
+            picks.append(chosen)
+        tokens = mx.take_along_axis(candidates, mx.stack(picks)[:, None], axis=-1).T  # (1, m)
+        return Proposal(tokens, mx.stack(rows), candidates)
+
+    def _lattice(
+        self, anchor: mx.array, hidden: mx.array, logits: mx.array, candidates: mx.array
+    ) -> mx.array:
+        """Scores (m, K, K) of each slot's candidates, last axis, after each candidate of the slot before. The
+        first slot has only the anchor before it, so all its rows are alike."""
         scores = mx.take_along_axis(logits, candidates, axis=-1)
-        first = self.candidate_selector.pairs(anchor, hidden[:, :1], candidates[:1])[0, 0]  # (K,)
-        chosen = mx.argmax(scores[0] + first)
-        path = [chosen]
+        first = self.candidate_selector.pairs(anchor, hidden[:, :1], candidates[:1])  # (1, 1, K)
+        pairs = mx.broadcast_to(first, (1, candidates.shape[1], candidates.shape[1]))
         if len(candidates) > 1:
-            pairs = self.candidate_selector.pairs(
-                candidates[:-1], hidden[:, 1:], candidates[1:]
-            )  # (m-1, K, K)
-            lattice = scores[1:, None] + pairs
-            for step in range(len(candidates) - 1):
-                chosen = mx.argmax(lattice[step][chosen])
-                path.append(chosen)
-        picks = mx.stack(path)[:, None]  # (m, 1)
-        return mx.take_along_axis(candidates, picks, axis=-1).T
+            later = self.candidate_selector.pairs(candidates[:-1], hidden[:, 1:], candidates[1:])
+            pairs = mx.concatenate([pairs, later])
+        return scores[:, None] + pairs

@@ -42,6 +42,12 @@ def load_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def generation_defaults(folder: Path) -> dict[str, Any]:
+    """The content of `folder/generation_config.json`, {} without one. Raises `BadCheckpoint` if it is damaged."""
+    path = folder / "generation_config.json"
+    return _read_json(path) if path.is_file() else {}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the checkpoint: those its index names, else those that are there.
 

@@ -7,7 +7,7 @@ allows, because there only fp32 products go through BLAS (measured on two cores:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ class LoadedTarget:
         model: mlx-lm's own model; `adapter` runs the same weights, there is no second copy.
         tokenizer: mlx-lm's wrapper around the Hugging Face tokenizer.
         end_tokens: ids that end an answer, by tokenizer and generation config.
+        generation_defaults: the model's generation config, of use to requests that ask for its settings.
     """
 
     model: nn.Module
     adapter: TargetAdapter
     tokenizer: Any
     end_tokens: frozenset[int]
+    generation_defaults: dict[str, Any] = field(default_factory=dict)
 
     @property
     def why_plain(self) -> str | None:
@@ -78,7 +80,8 @@ def load_target(folder: Path, *, widen: bool) -> LoadedTarget:
         facts = {"vocab_size": adapter.vocab_size, "max_context": adapter.max_context}
         why = f"running the layers of {config['model_type']} one by one does not give the model's own logits"
         adapter = OpaqueTarget(model, **facts, why=why)
-    return LoadedTarget(model, adapter, tokenizer, frozenset(tokenizer.eos_token_ids))
+    defaults = headers.generation_defaults(folder)
+    return LoadedTarget(model, adapter, tokenizer, frozenset(tokenizer.eos_token_ids), defaults)
 
 
 def load_draft(

@@ -36,11 +36,36 @@ def test_one_json_object_with_the_whole_result(here, tmp_path):
     assert len(result["tokens"]) == result["usage"]["completion_tokens"] == 40
     assert result["mode"] == "dflash" and result["finish_reason"] == "length"
     assert result["model"] == str(here[1]) and result["draft"] == str(here[3])
-    assert result["sampling"] == {"temperature": 0.0, "seed": 7}
+    assert result["sampling"]["temperature"] == 0 and result["sampling"]["seed"] == 7
     assert result["speculation"]["block_size"] == 8  # the draft's own
     assert sum(result["speculation"]["width_histogram"].values()) == result["speculation"]["cycles"]
     assert result["memory"]["peak_bytes"] > 0
     assert list(tmp_path.iterdir()) == []  # nothing is left in the user's folder
+
+
+def test_drawn_answers_report_their_settings_and_repeat_with_their_seed(here, folders):
+    flags = [
+        "--max-tokens",
+        40,
+        "--no-eos",
+        "--tokens",
+        "--temperature",
+        0.8,
+        "--top-p",
+        0.9,
+        "--min-p",
+        0.01,
+    ]
+    flags += ["--presence-penalty", -0.5, "--logit-bias", '{"7": 1.5}']
+    _, first, _ = script.run("generate", "Hello", *here, *flags)
+    used = first["result"]["sampling"]
+    assert (used["temperature"], used["top_p"], used["min_p"], used["top_k"]) == (0.8, 0.9, 0.01, 0)
+    assert (used["presence_penalty"], used["logit_bias"]) == (-0.5, {"7": 1.5})
+    plain = ["--model", folders[0], "--mode", "baseline"]
+    _, again, _ = script.run("generate", "Hello", *plain, *flags, "--seed", used["seed"])
+    assert again["result"]["tokens"] == first["result"]["tokens"]
+    status, said, _ = script.run("generate", "Hello", "--top-p", 0)
+    assert (status, said["error"]["code"]) == (2, "bad_value")
 
 
 def test_tokens_are_left_out_unless_asked_for(here):

@@ -8,6 +8,7 @@ import tiny
 
 from dflash import curves
 from dflash.decoding.costs import CostCurve, measure
+from dflash.drafts.base import Proposal, as_scored
 
 CURVE = CostCurve(((1, 1.0), (4, 1.6), (8, 2.0)), ((1, 0.2), (7, 0.8)))
 
@@ -25,8 +26,8 @@ def test_measuring_times_every_pass_of_a_real_pair():
     _, adapter = tiny.target("qwen3")
 
     class Drafter(tiny.ScriptedDrafter):
-        def propose(self, anchor, count):
-            return mx.zeros((1, count), mx.int32)
+        def propose(self, anchor, count, weigh=as_scored):
+            return Proposal(mx.zeros((1, count), mx.int32))
 
     class Draft(tiny.ScriptedDraft):
         block_size = 8

@@ -91,10 +91,13 @@ def test_a_vocabulary_of_its_own_is_mapped_to_the_targets_ids(target, tmp_path):
     logits = draft.start(target.adapter).logits(hidden)
     assert logits.shape == (1, 6, len(ids))
     expected = [ids[best] for best in mx.argmax(hidden @ draft.lm_head.weight.T, axis=-1)[0].tolist()]
-    assert draft.target_ids(draft.select(None, hidden, logits))[0].tolist() == expected
+    proposal = draft.select(None, hidden, logits)
+    assert proposal.tokens[0].tolist() == expected
+    assert proposal.scores.shape == proposal.ids.shape == (6, len(ids))
+    assert proposal.ids[3].tolist() == ids, "what is drawn among is named by the target's ids"
     drafter = draft.start(target.adapter)
     drafter.observe(mx.random.normal((1, 9, 96)))
-    assert set(drafter.propose(mx.array([[5]]), 7)[0].tolist()) <= set(ids)
+    assert set(drafter.propose(mx.array([[5]]), 7).tokens[0].tolist()) <= set(ids)
 
 
 def test_a_vocabulary_of_its_own_leaves_the_answer_as_it_is(target, tmp_path):

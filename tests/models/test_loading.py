@@ -186,7 +186,7 @@ def test_a_draft_never_runs_in_fp16(tmp_path):
     assert {array.dtype for _, array in tree_flatten(draft.parameters())} == {mx.bfloat16}
     drafter = draft.start(target.adapter)
     drafter.observe(target.adapter.start(draft.taps).forward(mx.array([[1, 2, 3]])).taps)
-    assert drafter.propose(mx.array([[4]]), 3).shape == (1, 3)
+    assert drafter.propose(mx.array([[4]]), 3).tokens.shape == (1, 3)
 
 
 def test_sampling_defaults_of_a_model_do_not_make_decoding_random(tmp_path):
