@@ -189,7 +189,7 @@ def test_extreme_temperatures_stay_numbers(temperature):
 
 class FirstGeneration(DFlashDraft):
     def __init__(self):
-        super().__init__(DraftConfig.from_json(tiny_draft_config()))
+        super().__init__(DraftConfig.from_json(tiny_draft_config("DFlashDraftModel")))
 
 
 class SecondGeneration(DFlash2Draft):
@@ -198,7 +198,9 @@ class SecondGeneration(DFlash2Draft):
     def __init__(self):
         mx.random.seed(1)
         config = DraftConfig.from_json(
-            tiny_draft_config(selector_rank=4, selector_top_k=4, conv_kernel_size=2, conv_group_size=4)
+            tiny_draft_config(
+                "DFlash2DraftModel", selector_rank=4, selector_top_k=4, conv_kernel_size=2, conv_group_size=4
+            )
         )
         super().__init__(config)
         selector = self.candidate_selector
@@ -206,9 +208,9 @@ class SecondGeneration(DFlash2Draft):
         selector.successor_codebook = mx.random.normal(selector.successor_codebook.shape)
 
 
-def tiny_draft_config(**nested):
+def tiny_draft_config(architecture, **nested):
     return {
-        "architectures": ["DFlash2DraftModel"],
+        "architectures": [architecture],
         "model_type": "qwen3",
         **{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1},
         **{"head_dim": 8, "intermediate_size": 8, "vocab_size": VOCAB, "rms_norm_eps": 1e-6},
