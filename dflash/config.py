@@ -32,6 +32,8 @@ class DFlashConfig:
         draft_block_size: tokens verified in every cycle, anchor included (1 to the draft's trained block).
             None: the width follows what passes cost on this machine and what the draft gets right. Copies of earlier
             text are not wider either; None lets them be up to 32.
+        exact: run tokens that another width might choose otherwise (near-ties of low-precision arithmetic) in a
+            pass of their own, as plain decoding does.
         max_ctx: most tokens, prompt and answer together. None: the target's own limit.
         mode: "dflash"; "lookup" for proposals copied from earlier text, without a draft; "baseline" for plain
             decoding.
@@ -50,6 +52,7 @@ class DFlashConfig:
     """
 
     draft_block_size: int | None = None
+    exact: bool = False
     max_ctx: int | None = None
     mode: Mode = "dflash"
     lookup: bool = True

@@ -204,6 +204,8 @@ _GENERATE = object_of(
                 "accepted_length": NUMBER,
                 "acceptance_rate": SHARE,
                 "drafted_tokens": COUNT,
+                "near_ties": COUNT,
+                "exact": {"type": "boolean"},
                 "proposals": object_of({"dflash": _PROPOSALS, "lookup": _PROPOSALS}),
                 "width_histogram": {"type": "object", "additionalProperties": COUNT},
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +13,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .decoding.costs import CostCurve
+from .decoding.costs import CostCurve, measure, tie_margin
+from .drafts.base import Draft
+from .targets.base import TargetAdapter
 
 
 def file_for(root: Path, pair: dict[str, Any]) -> Path:
@@ -26,6 +29,39 @@ def machine() -> dict[str, Any]:
     facts = {"machine": platform.machine(), "processor": platform.processor(), "cores": os.cpu_count()}
     on_gpu = mx.default_device() == mx.Device(mx.gpu)
     return {**facts, "device": str(mx.default_device()), **({"gpu": str(mx.device_info())} if on_gpu else {})}
+
+
+class Measurements:
+    """What is measured of a pair on this machine: when first asked for, then kept in `file` if there is one."""
+
+    def __init__(self, target: TargetAdapter, draft: Draft | None, widest: int, file: Path | None = None):
+        self._target, self._draft, self._widest, self._file = target, draft, widest, file
+        self._curve: CostCurve | None = None
+        self._tie_margin: float | None = None
+
+    @property
+    def curve(self) -> CostCurve:
+        """What passes cost here; to measure that takes seconds, once."""
+        if self._known() is None:
+            self._curve = measure(self._target, self._draft, self._widest)
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a cache that cannot be written costs a measurement a run
+                    self._curve.save(self._file)
+        return self._curve
+
+    @property
+    def tie_margin(self) -> float:
+        """See `decoding.costs.tie_margin`."""
+        if known := self._known():
+            return known.tie_margin
+        if self._tie_margin is None:
+            self._tie_margin = tie_margin(self._target)
+        return self._tie_margin
+
+    def _known(self) -> CostCurve | None:
+        if self._curve is None and self._file is not None:
+            self._curve = CostCurve.load(self._file)
+        return self._curve
 
 
 def saved(root: Path) -> Iterator[tuple[Path, CostCurve]]:

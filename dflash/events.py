@@ -45,7 +45,8 @@ class Cycle:
 
     `drafted` is the number of proposals, `width - 1` of them were verified; `accepted` of those were
     right. `len(tokens)` is `accepted + 1`, less what an end of the answer cut off. A plain step
-    has `width` 1 and `drafted` 0. `source` is who made the proposals, if there are any.
+    has `width` 1 and `drafted` 0. `source` is who made the proposals, if there are any. `near_ties` is the number
+    of its choices that another width might have made otherwise; in exact mode `tokens` ends before the first.
     """
 
     tokens: tuple[int, ...]
@@ -54,6 +55,7 @@ class Cycle:
     width: int
     seconds: float
     source: Source = "dflash"
+    near_ties: int = 0
 
 
 @dataclass(frozen=True, slots=True)

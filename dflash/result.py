@@ -40,6 +40,7 @@ class GenerationResult:
         accepted_tokens: proposals that are part of the answer.
         proposals: of those two, what each source made and what of it stood.
         params: the settings that the request ran with, none of them left open.
+        near_ties: choices of the answer that another width might have made otherwise.
         width_histogram: passes by the number of tokens they verified.
         notices: what the reader should know, as (code, message).
     """
@@ -54,6 +55,7 @@ class GenerationResult:
     cycles: int
     drafted_tokens: int
     accepted_tokens: int
+    near_ties: int
     width_histogram: dict[int, int]
     params: SamplingParams
     notices: tuple[Notice, ...] = ()
@@ -95,6 +97,7 @@ class ResultFold:
     notices: list[Notice] = field(default_factory=list)
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0
+    near_ties: int = 0
     proposals: dict[Source, Proposals] = field(default_factory=dict)
     finish_reason: FinishReason = "cancelled"
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -114,6 +117,7 @@ class ResultFold:
             case Cycle(tokens, drafted, _, width, _, source):
                 self.tokens.extend(tokens)
                 self.widths[width] += 1
+                self.near_ties += event.near_ties
                 if drafted:
                     self.proposals[source] = self.proposals.get(source, Proposals()).plus(event)
                 self._last_at = time.perf_counter()
@@ -161,6 +165,7 @@ class ResultFold:
             cycles=sum(self.widths.values()),
             drafted_tokens=sum(made.drafted for made in self.proposals.values()),
             accepted_tokens=sum(made.accepted for made in self.proposals.values()),
+            near_ties=self.near_ties,
             width_histogram=dict(sorted(self.widths.items())),
             params=self.params,
             notices=(*self.notices, *self.remarks()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from mlx.utils import tree_flatten
 from . import blas, curves
 from .config import NEUTRAL, DFlashConfig, SamplingParams
 from .decoding.acceptance import rule_for
-from .decoding.costs import CostCurve, measure
 from .decoding.loop import decode
 from .decoding.proposing import CPU_COSTS, GPU_COSTS, LOOKUP_WIDTH, Costs, DraftOnly, Proposing, WithLookup
 from .decoding.state import DecodeState
@@ -44,6 +42,7 @@ class DFlashRuntime:
         model, draft_name: what was loaded, as the user named it or as the registry resolved it.
         draft_reason: why the draft's weights run in the width that they have; None without a draft.
         block_size: most tokens verified in a cycle, anchor included; 1 without a draft.
+        measured: what passes of this pair cost on this machine.
         notices: what the loading had to say; every request's events begin with them.
     """
 
@@ -72,8 +71,8 @@ class DFlashRuntime:
         drafted = _width(None if copying else self.config.draft_block_size, self.draft)
         self.block_size = self._copy_width if copying else drafted
         self.notices = notices
-        self._curve_file = curve_file
-        self._curve: CostCurve | None = None
+        widest = max(self.block_size, self._copy_width)
+        self.measured = curves.Measurements(target.adapter, self.draft, widest, curve_file)
 
     @classmethod
     def from_pretrained(
@@ -119,7 +118,7 @@ class DFlashRuntime:
         loaded = found and load_draft(found.folder, target.adapter, **packing)
         names = {"model": source.name, "draft_name": found and found.name, "draft_reason": how.draft_reason}
         notices = tuple(notice for notice in (how.notice, _blas_notice(), plainly) if notice)
-        file = loaded and curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
+        file = curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
         return cls(target, loaded, config, **names, notices=notices, curve_file=file)
 
     @property
@@ -236,6 +235,8 @@ class DFlashRuntime:
             end_tokens=frozenset() if params.ignore_eos else self.target.end_tokens,
             draft_limit=draft.max_context if draft else 0,
             proposing=self._proposing(ids),
+            tie_margin=0.0 if self.block_size < 2 else self.measured.tie_margin,
+            exact=self.config.exact,
             rule=rule_for(params, adapter.vocab_size, self.config.acceptance, self.config.proposals),
         )
         return state, notices
@@ -287,30 +288,22 @@ class DFlashRuntime:
             total = len(state.prompt) + state.budget
             yield Notice("context_full", f"the answer ended where the context of {total} tokens was full")
 
-    @property
-    def curve(self) -> CostCurve:
-        """What passes of this pair cost here: as kept from an earlier run, or measured now, which takes seconds."""
-        if self._curve is None:
-            self._curve = self._curve_file and CostCurve.load(self._curve_file)
-        if self._curve is None:
-            self._curve = measure(self.target.adapter, self.draft)
-            if self._curve_file is not None:
-                with contextlib.suppress(OSError):  # a cache that cannot be written costs a measurement a run
-                    self._curve.save(self._curve_file)
-        return self._curve
-
     def _proposing(self, prompt: list[int]) -> Proposing:
         """Who proposes, in a request with these ids."""
         copied = self.config.mode == "lookup" or (self.draft is not None and self.config.lookup)
         if not copied or self._copy_width == 1:
             return DraftOnly()
         costs = CPU_COSTS if _on_cpu() else GPU_COSTS
-        return WithLookup(
-            Lookup(prompt), Costs.measured(self.curve) if self._adapts else costs, self._copy_width
-        )
+        if self.config.draft_block_size is None:
+            costs = Costs.measured(self.measured.curve)
+        return WithLookup(Lookup(prompt), costs, self._copy_width)
 
     def _policy(self) -> WidthPolicy:
-        return AdaptiveWidth(self.curve, self.block_size) if self._adapts else FixedWidth(self.block_size)
+        return (
+            AdaptiveWidth(self.measured.curve, self.block_size)
+            if self._adapts
+            else FixedWidth(self.block_size)
+        )
 
     @property
     def _adapts(self) -> bool:
@@ -344,16 +337,18 @@ def _width(asked: int | None, draft: Draft | None) -> int:
     return draft.block_size
 
 
-def _identity(target: LoadedTarget, draft: Draft, names: dict[str, str | None]) -> dict[str, Any]:
+def _identity(target: LoadedTarget, draft: Draft | None, names: dict[str, str | None]) -> dict[str, Any]:
     """What a cost curve belongs to: the pair by name, and what would change its cost under the same name."""
     sizes = {
         name: getattr(target.adapter, name) for name in ("kind", "hidden_size", "num_layers", "vocab_size")
     }
-    stored = [sum(array.nbytes for _, array in tree_flatten(m.parameters())) for m in (target.model, draft)]
+    stored = [
+        sum(array.nbytes for _, array in tree_flatten(m.parameters())) for m in (target.model, draft) if m
+    ]
     return {
         **names,
         **sizes,
-        "block_size": draft.block_size,
+        "block_size": draft.block_size if draft else None,
         "stored_bytes": stored,
         "blas": blas.preload().missing,
     }

@@ -43,6 +43,8 @@ GENERATED = {
         "cycles": 0,
         "accepted_length": 0.0,
         "acceptance_rate": 0.0,
+        "near_ties": 0,
+        "exact": False,
         "drafted_tokens": 0,
         "proposals": {source: {"drafted": 0, "accepted": 0} for source in ("dflash", "lookup")},
         "width_histogram": {},

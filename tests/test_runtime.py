@@ -264,9 +264,9 @@ def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_
     def never(*_):
         raise AssertionError("measured twice")
 
-    monkeypatch.setattr("dflash.runtime.measure", never)
+    monkeypatch.setattr("dflash.curves.measure", never)
     second = DFlashRuntime.from_pretrained(*map(str, folders), config)
-    assert second.curve == first.curve
+    assert second.measured.curve == first.measured.curve
     saved.write_text("damaged")
     third = DFlashRuntime.from_pretrained(*map(str, folders), config)
     with pytest.raises(AssertionError, match="measured twice"):

@@ -34,6 +34,7 @@ def generate(
     chat_template_args: str = "{}",
     max_ctx: int | None = None,
     block_size: int | None = None,
+    exact: bool = False,
     mode: Literal["dflash", "lookup", "baseline"] = "dflash",
     lookup: bool = True,
     draft_bits: Literal["auto", "none", 8, 4] = "auto",
@@ -77,6 +78,7 @@ def generate(
       chat_template_args: JSON object for the template, e.g. '{"enable_thinking": false}'
       max_ctx: most tokens, prompt and answer together
       block_size: tokens checked per cycle, 1 to the draft's own (lookup: to 32)
+      exact: decide near-ties as plain decoding does, in low precision too
       mode: lookup copies earlier text, baseline does not even that
       lookup: --no-lookup leaves all proposals to the draft
       draft_bits: pack the draft (auto: if memory is short)
@@ -193,6 +195,8 @@ def envelope(runtime: DFlashRuntime, result: GenerationResult, *, with_tokens: b
             "accepted_length": round(result.accepted_length, 4),
             "acceptance_rate": round(result.acceptance_rate, 4),
             "drafted_tokens": result.drafted_tokens,
+            "near_ties": result.near_ties,
+            "exact": runtime.config.exact,
             "proposals": {source: _proposals(result, source) for source in ("dflash", "lookup")},
             "width_histogram": {str(width): count for width, count in result.width_histogram.items()},
         },

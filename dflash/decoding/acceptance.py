@@ -48,6 +48,34 @@ class Place:
     before: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The token after each row of a block, and how clear each choice was.
+
+    Attributes:
+        tokens: (1, W) ids.
+        margins: (1, W), fp32, by how much the score of each led the next best one; None for a rule that does not
+            take the best of scores. Unread, it costs nothing.
+    """
+
+    tokens: mx.array
+    margins: mx.array | None = None
+
+    def near_ties(self, margin: float) -> mx.array:
+        """(1, W), 1 where the choice led by less than `margin`, else 0."""
+        if self.margins is None or not margin:
+            return mx.zeros(self.tokens.shape, mx.int32)
+        return (self.margins < margin).astype(mx.int32)
+
+
+def best(scores: mx.array) -> Choices:
+    """The largest of scores (1, W, V) in each row."""
+    tokens = mx.argmax(scores, axis=-1)
+    first = mx.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
+    others = mx.where(mx.arange(scores.shape[-1]) == tokens[..., None], -mx.inf, scores)
+    return Choices(tokens, (first - mx.max(others, axis=-1)).astype(mx.float32))
+
+
 class Round(Protocol):
     """One block under one rule."""
 
@@ -55,8 +83,8 @@ class Round(Protocol):
         """What the draft takes the argmax of (see `drafts.base.Weigh`)."""
         ...
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
-        """The token after each row: (1, W), from the target's logits (1, W, V) for `block` (1, W)."""
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
+        """The token after each row, from the target's logits (1, W, V) for `block` (1, W)."""
         ...
 
 
@@ -82,8 +110,8 @@ class Greedy:
 
     weigh = staticmethod(as_scored)
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
-        return mx.argmax(logits, axis=-1)
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
+        return best(logits)
 
 
 @dataclass(frozen=True)
@@ -106,9 +134,9 @@ class _AdjustedRound:
     place: Place
     weigh = staticmethod(as_scored)
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
         adjusted = self.adjust(logits[0].astype(mx.float32), block, self.place.before)
-        return mx.argmax(adjusted, axis=-1)[None]
+        return best(adjusted[None])
 
 
 class Matching:
@@ -129,9 +157,9 @@ class _MatchingRound:
         self._target, self._place, self._noise = target, place, noise
         self.weigh = proposals.weigh
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
         scores = self._target.scores(logits, block, self._place.before)
-        return mx.argmax(scores + self._noise, axis=-1)[None]
+        return best((scores + self._noise)[None])
 
 
 class Likeliest:
@@ -193,13 +221,13 @@ class _ResidualRound:
     def weigh(self, scores: mx.array, ids: mx.array | None = None) -> mx.array:
         return self._rule.target.warp(scores) + noise_for(self._draft_noise, scores, ids)
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
         rule, first, drafted = self._rule, self._place.start + 1, block.shape[1] - 1
         p = mx.softmax(rule.target.scores(logits, block, self._place.before), axis=-1)  # (W, V)
         noise = rule.reject.gumbel(first, drafted + 1, rule.vocab)
         own = mx.argmax(mx.log(p[drafted:]) + noise[drafted:], axis=-1)  # (1,) after the last row
         if not drafted:
-            return own[None]
+            return Choices(own[None])
         tokens = block[0, 1:]  # (n,)
         q = self._proposed(proposal, tokens)  # (n, V)
         p_token, q_token = (mx.take_along_axis(x[:drafted], tokens[:, None], axis=-1)[:, 0] for x in (p, q))
@@ -207,7 +235,7 @@ class _ResidualRound:
         rest = rule.leftover(p[:drafted], q)
         instead = mx.argmax(mx.log(rest) + noise[:drafted], axis=-1)
         chosen = mx.where(stands, tokens.astype(instead.dtype), instead)
-        return mx.concatenate([chosen, own])[None]
+        return Choices(mx.concatenate([chosen, own])[None])
 
     def _proposed(self, proposal: Proposal | None, tokens: mx.array) -> mx.array:
         """The distributions (n, V) that `tokens` (n,) were drawn from. A proposal without scores was certain."""

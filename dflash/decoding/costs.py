@@ -18,6 +18,7 @@ from ..targets.base import TargetAdapter
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _CONTEXT = 128  # positions in the caches while measuring; what a longer context adds is corrected in use
 _REPEATS = 3
+_TIE_PROMPT, _TIE_ROWS = 16, 8
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class CostCurve:
 
     Attributes:
         verify_s: (width, seconds), widths rising from 1.
-        draft_s: (proposals, seconds), rising.
+        draft_s: (proposals, seconds), rising; empty without a draft.
+        tie_margin: logits; see `tie_margin`.
     """
 
     verify_s: tuple[tuple[int, float], ...]
     draft_s: tuple[tuple[int, float], ...]
+    tie_margin: float = 0.0
 
     @property
     def plain_s(self) -> float:
@@ -53,24 +56,31 @@ class CostCurve:
         """The curve in `file`; None when there is none that can be read."""
         try:
             saved = json.loads(file.read_text())
-            curve = cls(
-                *(tuple((int(n), float(s)) for n, s in saved[name]) for name in ("verify_s", "draft_s"))
-            )
+            points = (tuple((int(n), float(s)) for n, s in saved[name]) for name in ("verify_s", "draft_s"))
+            curve = cls(*points, float(saved["tie_margin"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return curve if curve._is_sound() else None
 
     def _is_sound(self) -> bool:
         points = (*self.verify_s, *self.draft_s)
-        return bool(self.verify_s and self.draft_s) and all(n > 0 and s > 0 for n, s in points)
+        return bool(self.verify_s) and self.tie_margin >= 0 and all(n > 0 and s > 0 for n, s in points)
 
 
-def measure(target: TargetAdapter, draft: Draft, clock: Callable[[], float] = time.perf_counter) -> CostCurve:
-    """Time passes of `target` at widths up to the draft's block, and draft passes; takes some 40 target passes."""
-    session, drafter = target.start(draft.taps), draft.start(target)
+def measure(
+    target: TargetAdapter,
+    draft: Draft | None,
+    widest: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostCurve:
+    """Time passes of `target` up to `widest` tokens, and of `draft`; takes some 50 target passes."""
+    session = target.start(draft.taps if draft else ())
     features = session.forward(mx.zeros((1, _CONTEXT), mx.int32))
-    drafter.observe(features.taps)
-    mx.eval(session.arrays(), drafter.arrays())
+    drafter = draft.start(target) if draft else None
+    if drafter is not None:
+        drafter.observe(features.taps)
+        mx.eval(drafter.arrays())
+    mx.eval(session.arrays())
 
     def verify(width: int) -> None:
         hidden = session.forward(mx.zeros((1, width), mx.int32)).hidden
@@ -80,12 +90,33 @@ def measure(target: TargetAdapter, draft: Draft, clock: Callable[[], float] = ti
     def propose(count: int) -> None:
         mx.eval(drafter.propose(mx.zeros((1, 1), mx.int32), count).tokens)
 
-    widths = sorted({width for width in _WIDTHS if width <= draft.block_size} | {draft.block_size})
-    counts = [width - 1 for width in widths if width in (2, 4, 8, 16, draft.block_size)]
+    widths = sorted({width for width in _WIDTHS if width <= widest} | {widest})
+    longest = draft.block_size - 1 if draft else 0
+    counts = sorted({count for count in (1, 3, 7, 15) if count <= longest} | ({longest} if draft else set()))
     return CostCurve(
         tuple((width, _median_s(lambda w=width: verify(w), clock)) for width in widths),
         tuple((count, _median_s(lambda c=count: propose(c), clock)) for count in counts),
+        tie_margin(target),
     )
+
+
+def tie_margin(target: TargetAdapter) -> float:
+    """Twice what the width of a pass changes in this target's logits: a choice that leads by less may fall either way.
+
+    Measured on a few tokens of the target's own, run one by one and as one block.
+    """
+    prompt = mx.arange(_TIE_PROMPT)[None] % target.vocab_size
+    singly, session, token = [], target.start(), prompt
+    for _ in range(_TIE_ROWS + 1):
+        logits = target.logits(session.forward(token).hidden[:, -1:]).astype(mx.float32)
+        singly.append(logits)
+        token = mx.argmax(logits, axis=-1)
+    expected = mx.concatenate(singly[1:], axis=1)  # (1, rows, V)
+    tokens = mx.argmax(mx.concatenate(singly[:-1], axis=1), axis=-1)
+    session = target.start()
+    session.forward(prompt)
+    together = target.logits(session.forward(tokens).hidden).astype(mx.float32)
+    return 2 * mx.max(mx.abs(together - expected)).item()
 
 
 def _median_s(action: Callable[[], None], clock: Callable[[], float]) -> float:

@@ -28,21 +28,25 @@ def draft_and_verify(state: DecodeState, turn: Turn) -> Cycle:
     elif width > 1:
         proposal = state.drafter.propose(anchor, width - 1, verdict.weigh)
         block = mx.concatenate([anchor, proposal.tokens], axis=1)
+        mx.async_eval(block)  # the draft runs while the host puts the target's pass together
     features = state.session.forward(block)
-    choices = verdict.choices(state.target.logits(features.hidden), block, proposal)  # (1, width)
+    choices = verdict.choices(state.target.logits(features.hidden), block, proposal)
 
-    tokens = mx.concatenate([block, choices.astype(block.dtype)], axis=1)[0].tolist()  # the synchronisation
-    proposals, truth = tokens[1:width], tokens[width:]
-    accepted = accepted_prefix(proposals, truth)
+    rows = [block.astype(mx.int32), choices.tokens.astype(mx.int32), choices.near_ties(state.tie_margin)]
+    proposals, truth, ties = mx.concatenate(rows).tolist()  # the synchronisation
+    accepted = accepted_prefix(proposals[1:], truth)
+    ties = ties[: accepted + 1]
+    state.recheck = state.exact and any(ties)
+    keep = ties.index(1) if state.recheck else accepted + 1
 
-    state.session.rollback(accepted + 1)
+    state.session.rollback(keep)
     if state.drafter is not None:
-        state.drafter.observe(features.taps[:, : accepted + 1])
+        state.drafter.observe(features.taps[:, :keep])
         if turn.copied:  # no draft pass will ask for the context soon: it must not pile up unevaluated
             mx.async_eval(state.drafter.arrays())
-    kept = state.commit(truth[: accepted + 1])
+    kept = state.commit(truth[:keep])
     source = "lookup" if turn.copied else "dflash"
-    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started, source)
+    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started, source, sum(ties))
 
 
 def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
@@ -52,6 +56,7 @@ def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:
     where a copy promises more. A draft, where there is one, takes in what it would have to know to go on from here.
     """
     left = min(limit, state.remaining)
+    state.recheck = False
     started = time.perf_counter()
     following = _step(state, mx.array([[state.anchor]]))
     while left and not state.ended:
@@ -71,7 +76,7 @@ def _step(state: DecodeState, token: mx.array) -> mx.array:
     """Launch the pass that turns `token` (1, 1) into the next one, and return that, unevaluated."""
     verdict = state.open_round(state.session.offset, 1)
     features = state.session.forward(token)
-    following = verdict.choices(state.target.logits(features.hidden), token)
+    following = verdict.choices(state.target.logits(features.hidden), token).tokens
     if state.drafter is not None:
         state.drafter.observe(features.taps)
     mx.async_eval(following, state.drafter.arrays() if state.drafter is not None else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..events import Cycle, Event, Finished, Notice
 from .cycle import draft_and_verify, plain_steps
@@ -32,17 +32,22 @@ def _speculate(state: DecodeState, policy: WidthPolicy) -> Iterator[Cycle | Noti
             state.drafter = None
         if state.drafter is None and not state.proposing.copies:
             return
-        drafted = 1 if state.drafter is None else min(policy.next_width(), state.remaining, reach)
-        turn = state.proposing.next_turn(drafted, state.remaining)
-        if turn.width > 1:
-            cycles = iter([draft_and_verify(state, turn)])
-        else:
-            cycles = plain_steps(state, _plain_run(state, policy, reach))
-        for cycle in cycles:
+        for cycle in _next_cycles(state, policy, reach):
             state.proposing.observe(cycle)
             if cycle.source == "dflash":
                 policy.observe(cycle)
             yield cycle
+
+
+def _next_cycles(state: DecodeState, policy: WidthPolicy, reach: int) -> Iterable[Cycle]:
+    """One verified block, or a run of plain steps."""
+    if state.recheck:
+        return plain_steps(state, 1)
+    drafted = 1 if state.drafter is None else min(policy.next_width(), state.remaining, reach)
+    turn = state.proposing.next_turn(drafted, state.remaining)
+    if turn.width > 1:
+        return [draft_and_verify(state, turn)]
+    return plain_steps(state, _plain_run(state, policy, reach))
 
 
 def _plain_run(state: DecodeState, policy: WidthPolicy, reach: int) -> int:

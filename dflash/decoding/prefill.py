@@ -29,6 +29,6 @@ def prefill(state: DecodeState, chunk: int) -> Iterator[Prefilling | Prefilled]:
             mx.clear_cache()
             yield Prefilling(done, total)
     logits = state.target.logits(features.hidden[:, -1:])
-    token = state.open_round(total - 1, 1).choices(logits, prompt[:, -1:]).item()
+    token = state.open_round(total - 1, 1).choices(logits, prompt[:, -1:]).tokens.item()
     state.commit([token])
     yield Prefilled(total, token, time.perf_counter() - started)

@@ -47,7 +47,8 @@ class Costs:
     @classmethod
     def measured(cls, curve: CostCurve) -> Costs:
         """Of this pair on this machine. A draft pass hardly depends on how many proposals are asked for."""
-        return cls(curve.verify_s, statistics.fmean(seconds for _, seconds in curve.draft_s))
+        draft = [seconds for _, seconds in curve.draft_s]
+        return cls(curve.verify_s, statistics.fmean(draft) if draft else 0.0)
 
     def of(self, width: int, *, drafted: bool = False) -> float:
         """Of a cycle that verifies `width` tokens."""

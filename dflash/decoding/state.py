@@ -23,6 +23,9 @@ class DecodeState:
         draft_limit: positions the draft was made for.
         proposing: who proposes in which cycle.
         rule: how tokens are chosen and which proposals stand.
+        tie_margin: a choice that leads the next best token by less counts as a near-tie.
+        exact: leave near-ties of a block to a pass of their own, as plain decoding would run it.
+        recheck: the next pass must be a plain step, because its token was such a near-tie.
         emitted: tokens of the answer so far. The last one is the anchor: emitted, not yet run.
     """
 
@@ -35,6 +38,9 @@ class DecodeState:
     draft_limit: int = 0
     proposing: Proposing = field(default_factory=DraftOnly)
     rule: AcceptanceRule = field(default_factory=Greedy)
+    tie_margin: float = 0.0
+    exact: bool = False
+    recheck: bool = False
     emitted: list[int] = field(default_factory=list)
 
     @property

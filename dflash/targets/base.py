@@ -38,7 +38,7 @@ class TargetSession(Protocol):
         ...
 
     def rollback(self, keep: int) -> None:
-        """Forget all but the first `keep` rows of the last `forward` (1 <= keep <= its length)."""
+        """Forget all but the first `keep` rows of the last `forward` (0 <= keep <= its length)."""
         ...
 
     def arrays(self) -> list[mx.array]:

@@ -7,10 +7,10 @@ import pytest
 import tiny
 
 from dflash import curves
-from dflash.decoding.costs import CostCurve, measure
+from dflash.decoding.costs import CostCurve, measure, tie_margin
 from dflash.drafts.base import Proposal, as_scored
 
-CURVE = CostCurve(((1, 1.0), (4, 1.6), (8, 2.0)), ((1, 0.2), (7, 0.8)))
+CURVE = CostCurve(((1, 1.0), (4, 1.6), (8, 2.0)), ((1, 0.2), (7, 0.8)), 0.25)
 
 
 def test_between_measured_widths_lie_straight_lines():
@@ -35,11 +35,29 @@ def test_measuring_times_every_pass_of_a_real_pair():
         def start(self, tables):
             return Drafter([0] * 400, 0, iter(()))
 
-    curve = measure(adapter, Draft([0], 0, iter(())), clock=lambda: float(next(ticks) ** 2))
+    curve = measure(adapter, Draft([0], 0, iter(())), 8, clock=lambda: float(next(ticks) ** 2))
     assert [width for width, _ in curve.verify_s] == [1, 2, 3, 4, 6, 8]
     assert [count for count, _ in curve.draft_s] == [1, 3, 7]
     seconds = [s for _, s in (*curve.verify_s, *curve.draft_s)]
     assert seconds == sorted(seconds) and len(set(seconds)) == len(seconds)
+
+
+def test_without_a_draft_only_the_target_is_measured():
+    _, adapter = tiny.target("qwen3")
+    curve = measure(adapter, None, 32)
+    assert [width for width, _ in curve.verify_s][-1] == 32 and curve.draft_s == ()
+
+
+def test_the_tie_margin_is_what_width_changes(monkeypatch):
+    _, adapter = tiny.target("llama")
+    assert tie_margin(adapter) < 1e-3, "fp32"
+    logits = adapter.logits
+
+    def rounded_by_width(hidden):
+        return logits(hidden) + (0.25 if hidden.shape[1] > 1 else 0.0)
+
+    monkeypatch.setattr(adapter, "logits", rounded_by_width)
+    assert tie_margin(adapter) == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_saved_curve_is_the_same_and_can_be_listed_and_cleared(tmp_path):

@@ -74,8 +74,30 @@ def test_any_mix_of_widths_chunks_and_luck_equals_mlx_lm(data):
 
     patience = iter(lambda: rng.randint(0, 16), None)
     state = tiny.state(adapter, prompt, count, tiny.ScriptedDrafter(answer, len(prompt), patience))
+    state.tie_margin, state.exact = (
+        data.draw(st.sampled_from([0.0, 0.3, float("inf")])),
+        data.draw(st.booleans()),
+    )
     list(decode(state, AnyWidth(0), data.draw(st.integers(1, 17))))
     assert state.emitted == answer
+
+
+def test_exact_mode_leaves_every_near_tie_to_a_plain_step(family):
+    _, adapter, answer = family
+    for margin in (0.0, 0.2, float("inf")):
+        drafter = tiny.ScriptedDrafter(answer, len(PROMPT), itertools.repeat(99))
+        state = tiny.state(adapter, PROMPT, 120, drafter)
+        state.tie_margin, state.exact = margin, True
+        made = cycles(run(state, 8))
+        assert state.emitted == answer[:120]
+        for cycle, following in itertools.pairwise(made):
+            if cycle.width > 1 and cycle.near_ties:
+                assert following.width == 1 and len(cycle.tokens) < cycle.width
+        blocks = [cycle for cycle in made if cycle.width > 1]
+        if margin == 0.0:
+            assert not any(cycle.near_ties for cycle in blocks)
+        if margin == float("inf"):
+            assert all(cycle.tokens == () for cycle in blocks)
 
 
 def test_plain_steps_equal_mlx_lm(family):

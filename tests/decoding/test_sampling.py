@@ -230,7 +230,7 @@ def one_round(rule, draft, slots, target=TARGET):
     block = mx.concatenate([anchor, proposal.tokens.astype(mx.int32)], axis=1)
     rows = mx.array(target, mx.float32)
     rows = mx.broadcast_to(rows, (1, slots + 1, VOCAB)) if rows.ndim == 1 else rows[block]
-    return np.array(block)[0], np.array(verdict.choices(rows, block, proposal))[0]
+    return np.array(block)[0], np.array(verdict.choices(rows, block, proposal).tokens)[0]
 
 
 DRAFTS = {
@@ -300,7 +300,7 @@ def test_a_wrong_claim_about_the_proposals_is_found():
     proposal = Proposal(mx.zeros((1, 20000), dtype=mx.int32), scores)
     block = mx.concatenate([mx.array([[1]]), proposal.tokens], axis=1)
     rows = mx.broadcast_to(mx.array(TARGET, mx.float32), (1, 20001, VOCAB))
-    choices = np.array(verdict.choices(rows, block, proposal))[0]
+    choices = np.array(verdict.choices(rows, block, proposal).tokens)[0]
     assert misfit(count(choices), defined(TARGET, 1.0)) > 3
 
 
