@@ -4,35 +4,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..drafts.base import Proposal
 from ..events import Cycle
-from .acceptance import accepted_prefix
+from .acceptance import Round, accepted_prefix
 from .proposing import Turn
 from .state import DecodeState
 
 
-def draft_and_verify(state: DecodeState, turn: Turn) -> Cycle:
-    """Verify `turn.width` tokens: the anchor and the proposals. One host synchronisation.
+@dataclass(frozen=True)
+class Block:
+    """What is to be verified: `tokens` (1, width), the anchor and its proposals, perhaps still being drafted."""
+
+    turn: Turn
+    tokens: mx.array
+    verdict: Round
+    proposal: Proposal | None
+    started: float
+
+
+def propose(state: DecodeState, turn: Turn) -> Block:
+    """The next block. A draft pass is launched, not waited for: the host has other things to do meanwhile."""
+    started = time.perf_counter()
+    verdict = state.open_round(state.session.offset, turn.width)
+    if turn.copied:
+        tokens = mx.array([[state.anchor, *turn.copied]])
+        return Block(turn, tokens, verdict, None, started)
+    anchor = mx.array([[state.anchor]])
+    proposal = state.drafter.propose(anchor, turn.width - 1, verdict.weigh)
+    tokens = mx.concatenate([anchor, proposal.tokens], axis=1)
+    mx.async_eval(tokens)
+    return Block(turn, tokens, verdict, proposal, started)
+
+
+def verify(state: DecodeState, block: Block) -> Cycle:
+    """Run the block through the target, keep what stands. One host synchronisation.
 
     Afterwards the target's caches cover every emitted token but the last, and the draft's context the same
     positions.
     """
-    started = time.perf_counter()
-    anchor = mx.array([[state.anchor]])
-    block, proposal, width = anchor, None, turn.width  # (1, width)
-    verdict = state.open_round(state.session.offset, width)
-    if turn.copied:
-        block = mx.array([[state.anchor, *turn.copied]])
-    elif width > 1:
-        proposal = state.drafter.propose(anchor, width - 1, verdict.weigh)
-        block = mx.concatenate([anchor, proposal.tokens], axis=1)
-        mx.async_eval(block)  # the draft runs while the host puts the target's pass together
-    features = state.session.forward(block)
-    choices = verdict.choices(state.target.logits(features.hidden), block, proposal)
+    features = state.session.forward(block.tokens)
+    logits = state.target.logits(features.hidden)
+    choices = block.verdict.choices(logits, block.tokens, block.proposal)
 
-    rows = [block.astype(mx.int32), choices.tokens.astype(mx.int32), choices.near_ties(state.tie_margin)]
+    rows = [
+        block.tokens.astype(mx.int32),
+        choices.tokens.astype(mx.int32),
+        choices.near_ties(state.tie_margin),
+    ]
     proposals, truth, ties = mx.concatenate(rows).tolist()  # the synchronisation
     accepted = accepted_prefix(proposals[1:], truth)
     ties = ties[: accepted + 1]
@@ -40,13 +62,14 @@ def draft_and_verify(state: DecodeState, turn: Turn) -> Cycle:
     keep = ties.index(1) if state.recheck else accepted + 1
 
     state.session.rollback(keep)
+    copied, width = bool(block.turn.copied), block.turn.width
     if state.drafter is not None:
         state.drafter.observe(features.taps[:, :keep])
-        if turn.copied:  # no draft pass will ask for the context soon: it must not pile up unevaluated
+        if copied:  # no draft pass will ask for the context soon: it must not pile up unevaluated
             mx.async_eval(state.drafter.arrays())
     kept = state.commit(truth[:keep])
-    source = "lookup" if turn.copied else "dflash"
-    return Cycle(kept, width - 1, accepted, width, time.perf_counter() - started, source, sum(ties))
+    seconds = time.perf_counter() - block.started
+    return Cycle(kept, width - 1, accepted, width, seconds, "lookup" if copied else "dflash", sum(ties))
 
 
 def plain_steps(state: DecodeState, limit: int) -> Iterator[Cycle]:

@@ -52,6 +52,11 @@ class DecodeState:
         return self.budget - len(self.emitted)
 
     @property
+    def reach(self) -> int:
+        """Positions left to the draft."""
+        return self.draft_limit - self.session.offset
+
+    @property
     def ended(self) -> bool:
         """Whether an end token was emitted; nothing comes after it."""
         return bool(self.emitted) and self.emitted[-1] in self.end_tokens
