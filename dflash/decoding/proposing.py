@@ -133,7 +133,7 @@ class DraftOnly:
 
 # Longest match of each class of copies, with the acceptance believed at first. 0 and 1 are copies that departed
 # from their source a moment ago (see `Lookup`).
-_CLASSES = ((0, 0.3), (1, 0.5), (2, 0.4), (4, 0.6), (8, 0.75), (16, 0.85), (1 << 30, 0.9))
+_CLASSES = ((0, 0.2), (1, 0.3), (2, 0.2), (4, 0.4), (8, 0.65), (16, 0.8), (1 << 30, 0.9))
 
 
 @dataclass
