@@ -177,6 +177,34 @@ _CURVES = object_of(
         "removed": COUNT,
     }
 )
+_CELL = {
+    "drafter": TEXT,
+    "width": {"type": ["integer", "string"]},
+    "sampler": TEXT,
+    "verdict": {"enum": ["identical", "near_tie", "broken"]},
+    "tokens": COUNT,
+    "equal_tokens": COUNT,
+    "accepted_lengths": _map_of(COUNT),
+    "prompt": nullable(COUNT),
+    "position": nullable(COUNT),
+    "expected": nullable(COUNT),
+    "got": nullable(COUNT),
+    "margin": nullable(NUMBER),
+}
+_PARITY = object_of(
+    {
+        "model": TEXT,
+        "draft": nullable(TEXT),
+        "prompts": _list_of(TEXT),
+        "verdict": {"enum": ["identical", "near_tie", "broken", "proves_nothing"]},
+        "tie_margin": NUMBER,
+        "tokens": COUNT,
+        "equal_share": SHARE,
+        "cells": _list_of(object_of(_CELL)),
+        "control": object_of({"detected": _FLAG, **_CELL}),
+    }
+)
+contract.register("dflash.parity/1", _PARITY)
 contract.register("dflash.benchmark/1", _BENCHMARK)
 contract.register("dflash.benchmark-comparison/1", _COMPARISON)
 contract.register("dflash.cost-curves/1", _CURVES)

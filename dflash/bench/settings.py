@@ -8,8 +8,8 @@ from typing import Any, Literal
 from ..config import at_least, between, one_of
 from ..errors import BadValue, UsageError
 
-# Two prompts of each kind, three times, 128 tokens: minutes on two cores, seconds on a GPU. The long answers
-# are asked for by name.
+# Two prompts of each kind, three times, 128 tokens: minutes on two cores, seconds on a GPU. Long answers are
+# asked for by name.
 DEFAULT_LENGTHS = "128"
 DEFAULT_PER_KIND = 2
 DEFAULT_REPEATS = 3

@@ -24,6 +24,7 @@ from ..config import at_least
 from ..errors import UsageError
 from ..models.embedded import EMBEDDED
 from ..models.store import cache_root
+from .parity import parity as check_parity
 
 
 def benchmark(
@@ -48,6 +49,7 @@ def benchmark(
     replay_draft_ms: float | None = None,
     shape: str | None = None,
     contexts: str = DEFAULT_CONTEXTS,
+    parity: bool = False,
     compare: list[Path] = (),
     curve: bool = False,
     clear_curves: bool = False,
@@ -60,6 +62,7 @@ def benchmark(
       benchmark.py --report report.html --output result.json
       benchmark.py --kinds code,edit --lengths 128,512,2048 --repeats 5 --cooldown-s 20
       benchmark.py --compare before.json after.json
+      benchmark.py --parity --lengths 64
 
     Args:
       model: hub name, folder, .gguf file, or the embedded pair
@@ -81,6 +84,7 @@ def benchmark(
       replay_draft_ms: what a replayed proposal costs, in place of a draft's pass
       shape: replay on random weights; qwen3-8b, qwen3.5-9b or qwen3.5-tiny
       contexts: prompt lengths for --shape
+      parity: no speed: whether every way of decoding gives the same tokens
       compare: two results written by --output
       curve: show what passes cost here, as kept from earlier runs
       clear_curves: remove what --curve shows
@@ -94,7 +98,10 @@ def benchmark(
         **{name: given[name] for name in given.keys() & BenchSettings.__dataclass_fields__.keys()}
         | {"lengths": counts("--lengths", lengths), "contexts": counts("--contexts", contexts)}
     )
-    return _measured(console, _Call(settings, **{name: given[name] for name in _Call.flags}))
+    call = _Call(settings, **{name: given[name] for name in _Call.flags})
+    if parity:
+        return _parity(console, call)
+    return _measured(console, call)
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,13 @@ def _cleared(cache_dir: Path | None) -> Outcome:
 
 def _pairs(points: dict[str, float]) -> str:
     return ", ".join(f"{at}: {value:g}" for at, value in points.items())
+
+
+def _parity(console: Console, call: _Call) -> Outcome:
+    if call.settings.replay is not None or call.report is not None:
+        raise UsageError("--parity measures no speed, so it has no use for --replay or --report")
+    places = {"offline": call.offline, "cache_dir": call.cache_dir, "max_ctx": call.settings.max_ctx}
+    return check_parity(console, call.texts(), max(call.settings.lengths), call.model, call.draft, **places)
 
 
 def _measured(console: Console, call: _Call) -> Outcome:
