@@ -24,6 +24,7 @@ from dflash.cli import COMMANDS, Console, Interrupted, Outcome, main, run
 from dflash.cli.flags import flags_of, read
 from dflash.cli.report import as_error
 from dflash.cli.signals import Signals
+from dflash.commands.benchmark import benchmark
 from dflash.commands.generate import generate
 from dflash.commands.resolve_draft import resolve_draft
 from dflash.errors import Cancelled, ContextExceeded, DraftNotFound, UsageError
@@ -367,7 +368,7 @@ def test_version_is_plain_text(call):
     assert call("--version") == (0, f"dflash {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [generate, resolve_draft])
+@pytest.mark.parametrize("command", [benchmark, generate, resolve_draft])
 def test_every_flag_of_a_real_command_is_described(command):
     assert [flag.name for flag in flags_of(command).values() if not flag.help] == []
 
@@ -427,7 +428,7 @@ def test_main_takes_both_spellings_of_a_command(capfd, spelling):
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ([], "no command", "generate, resolve-draft"),
+        ([], "no command", "generate, benchmark, resolve-draft"),
         (["genrate", "hi"], "'genrate'", "generate?"),
         (["xyz"], "'xyz'", "dflash --help"),
         (["--format", "json"], "'--format'", "dflash --help"),

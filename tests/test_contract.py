@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 # Commands register the schemas of their results when they are imported.
+import dflash.commands.benchmark
 import dflash.commands.generate
 import dflash.commands.resolve_draft  # noqa: F401
 from dflash import contract

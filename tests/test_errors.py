@@ -7,6 +7,7 @@ import pytest
 from dflash import errors
 from dflash.cli import COMMANDS
 from dflash.cli.flags import EXIT_STATUSES, flags_of
+from dflash.commands.benchmark import benchmark
 from dflash.commands.generate import generate
 from dflash.commands.resolve_draft import resolve_draft
 from dflash.errors import Cancelled, DFlashError, DraftNotFound, all_errors
@@ -58,13 +59,13 @@ def test_a_subclass_has_the_exit_status_of_its_family(cls):
 
 def test_hints_name_only_flags_that_exist():
     known = {"--help"}
-    for command in (generate, resolve_draft):
+    for command in (benchmark, generate, resolve_draft):
         for flag in flags_of(command).values():
             known |= {flag.spelling, "--no-" + flag.spelling[2:]}
     named = {flag for cls in CLASSES for flag in re.findall(r"--[a-z-]+", cls.default_hint)}
     assert named
     assert named <= known
-    assert len(COMMANDS) == 2, "a new command: add its flags above"
+    assert len(COMMANDS) == 3, "a new command: add its flags above"
 
 
 def test_a_hint_can_be_given_and_details_are_kept():

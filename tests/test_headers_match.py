@@ -29,7 +29,7 @@ def header(path):
 
 
 def test_there_are_scripts():
-    assert {path.stem for path in SCRIPTS} >= {"generate", "resolve_draft"}
+    assert {path.stem for path in SCRIPTS} >= {"benchmark", "generate", "resolve_draft"}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

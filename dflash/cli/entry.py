@@ -25,6 +25,7 @@ from .signals import Signals
 # What `dflash NAME` runs: the module, a line for the overview, the parameter that needs no flag.
 COMMANDS = {
     "generate": ("dflash.commands.generate", "answer a prompt", "prompt"),
+    "benchmark": ("dflash.commands.benchmark", "how much faster than mlx-lm, measured here", "compare"),
     "resolve-draft": ("dflash.commands.resolve_draft", "which draft a model has; do both fit", "model"),
 }
 
