@@ -25,10 +25,13 @@ def templates_folder() -> Path:
 
 
 def render(name: str, **values: Any) -> str:
-    """The text of template `name`. A value that the template wants and does not get is an error."""
+    """The text of template `name`; values are escaped where it makes HTML. A missing value is an error."""
     loader = jinja2.FileSystemLoader(templates_folder())
     environment = jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=name.endswith(".html.j2"),
     )
     return environment.get_template(name).render(**values)
 

@@ -181,6 +181,11 @@ class Replay:
         self._answers: dict[tuple[str, int], Timed] = {}
         self.agreements: list[float] = []
 
+    def forget(self) -> None:
+        """Leave what came so far, a warm-up, out of the figures."""
+        self._answers.clear()
+        self.agreements.clear()
+
     @property
     def plain_tokens_per_s(self) -> list[float]:
         """Speeds of this engine's plain decoding, of every answer that was replayed."""

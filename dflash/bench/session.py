@@ -146,6 +146,8 @@ def measure(bench: Bench, settings: BenchSettings, tell: Tell) -> tuple[dict[str
     began = time.perf_counter()
     try:
         warm_up(bench.todo[0], (bench.baseline, bench.dflash))
+        if bench.replay is not None:
+            bench.replay.forget()
         for race in races(
             bench.todo,
             bench.baseline,
