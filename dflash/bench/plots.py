@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import count
 from xml.sax.saxutils import escape
 
-_WIDTH = 640
+_WIDTH = 480
 _BAR, _GAP = 18, 14
-_LEFT, _RIGHT, _TOP, _BOTTOM = 110, 60, 12, 44
+_LEGEND = 18
+_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 56, 12, 44
 _numbers = count(1)  # so that ids in one page differ
 
 
@@ -46,7 +47,7 @@ def ticks(most: float, wanted: int = 5) -> list[float]:
 
 
 def bars(title: str, about: str, rows: Sequence[Bar], unit: str = "", mark: float | None = None) -> str:
-    """Horizontal bars from 0, a dot for each value, and a line at `mark`."""
+    """Horizontal bars from 0 with their values at the right, a dot for each of `values`, and a line at `mark`."""
     scale = ticks(max([*(row.value for row in rows), *(v for row in rows for v in row.values), mark or 0.0]))
     height = _TOP + len(rows) * (_BAR + _GAP) + _BOTTOM
 
@@ -63,8 +64,7 @@ def bars(title: str, about: str, rows: Sequence[Bar], unit: str = "", mark: floa
             f'<rect class="bar" x="{_LEFT}" y="{top:g}" width="{x(row.value) - _LEFT:.1f}" height="{_BAR}"/>'
         )
         parts += [f'<circle class="dot" cx="{x(v):.1f}" cy="{middle:g}" r="2.5"/>' for v in row.values]
-        end = max([row.value, *row.values])
-        parts.append(_text(x(end) + 8, middle + 4, _number(row.value), "start", "value"))
+        parts.append(_text(_WIDTH - 4, middle + 4, _number(row.value), "end", "value"))
     if mark is not None:
         parts.append(f'<line class="mark" x1="{x(mark):.1f}" y1="{_TOP}" x2="{x(mark):.1f}" y2="{floor}"/>')
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, unit, "middle", "axis"))
@@ -80,22 +80,27 @@ def lines(
     up: str,
     height: int = 260,
     most: float | None = None,
+    even: bool = False,
 ) -> str:
-    """Lines over numbers, y from 0 (to `most`), x from the least to the greatest; a legend for more than one."""
+    """Lines over numbers, y from 0 (to `most`), x from the least to the greatest; a legend for more than one.
+
+    `even` spaces the x values evenly, whatever lies between them.
+    """
     xs = sorted({at for one in series for at, _ in one.points})
     scale = ticks(most if most is not None else max(value for one in series for _, value in one.points))
-    left, right, top = 56, 20, 14 + (20 if len(series) > 1 else 0)
+    left, right, top = 56, 20, 14 + (_LEGEND * math.ceil(len(series) / 2) if len(series) > 1 else 0)
     floor, span = height - _BOTTOM, (xs[-1] - xs[0]) or 1.0
 
     def place(at: float, value: float) -> tuple[float, float]:
-        share = (at - xs[0]) / span if len(xs) > 1 else 0.5
+        share = xs.index(at) / max(1, len(xs) - 1) if even else (at - xs[0]) / span
+        share = share if len(xs) > 1 else 0.5
         return left + share * (_WIDTH - left - right), floor - value / scale[-1] * (floor - top)
 
     parts = []
     for at in scale:
         y = place(xs[0], at)[1]
         parts.append(_grid(left, y, _WIDTH - right, y, _number(at), (left - 8, y + 4), "end"))
-    for at in _spaced(xs):
+    for at in xs if even else _spaced(xs):
         parts.append(_text(place(at, 0)[0], floor + 16, _number(at), "middle"))
     for index, one in enumerate(series):
         spots = [place(*point) for point in one.points]
@@ -122,12 +127,13 @@ def _svg(title: str, about: str, height: float, parts: Sequence[str]) -> str:
 
 
 def _legend(series: Sequence[Series]) -> list[str]:
-    parts, x = [], 60.0
+    """Two to a row."""
+    parts = []
     for index, one in enumerate(series):
-        parts.append(f'<line class="line s{index % 4}" x1="{x:g}" y1="12" x2="{x + 26:g}" y2="12"/>')
-        parts.append(_marker(index, x + 13, 12))
-        parts.append(_text(x + 32, 16, one.name, "start"))
-        x += 56 + 7 * len(one.name)
+        x, y = 56 + index % 2 * 200, 10 + index // 2 * _LEGEND
+        parts.append(f'<line class="line s{index % 4}" x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}"/>')
+        parts.append(_marker(index, x + 13, y))
+        parts.append(_text(x + 32, y + 4, one.name, "start"))
     return parts
 
 
@@ -155,7 +161,7 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _spaced(xs: Sequence[float], least: float = 0.045) -> list[float]:
+def _spaced(xs: Sequence[float], least: float = 0.08) -> list[float]:
     """Of the places `xs`, those whose labels do not run into each other: first come, and the last."""
     span = (xs[-1] - xs[0]) or 1.0
     kept: list[float] = []

@@ -186,11 +186,6 @@ class Replay:
         self._answers.clear()
         self.agreements.clear()
 
-    @property
-    def plain_tokens_per_s(self) -> list[float]:
-        """Speeds of this engine's plain decoding, of every answer that was replayed."""
-        return [timed.tokens_per_s for timed in self._answers.values()]
-
     def plain(self, task: Task) -> Timed:
         """The answer by plain decoding of this engine; decoded once."""
         key = (task.id, task.length)

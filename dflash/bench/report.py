@@ -10,6 +10,7 @@ from .numbers import share
 from .plots import Bar, Series, bars, lines
 
 Run = dict[str, Any]
+_POINTS = 32  # of a curve along an answer, as `numbers.along` makes it
 
 
 def page(result: dict[str, Any]) -> str:
@@ -79,7 +80,7 @@ def _speeds(result: dict[str, Any]) -> dict[str, Any] | None:
         "Means over all prompts, of this engine and of the baseline.",
     )
     series = [Series("dflash", ours), Series(result["baseline"], stock)]
-    svg = lines(title, about, series, across="most tokens of the answer", up="tokens per second")
+    svg = lines(title, about, series, across="most tokens of the answer", up="tokens per second", even=True)
     rows = [(at, f"{speed:.1f}", f"{other:.1f}") for (at, speed), (_, other) in zip(ours, stock, strict=True)]
     return _plot(title, about, svg, ("length", "dflash", "baseline"), rows)
 
@@ -100,15 +101,18 @@ def _positions(runs: Sequence[Run]) -> dict[str, Any] | None:
     series, rows = [], []
     for source, name in (("dflash", "draft"), ("lookup", "copies")):
         if found := pooled_positions(runs, source):
-            series.append(Series(f"{name}, if those before stood", [(at, part) for at, part, _ in found]))
+            series.append(Series(f"{name}, where reached", [(at, part) for at, part, _ in found]))
             series.append(Series(f"{name}, of all cycles", [(at, part) for at, _, part in found]))
             rows += [(name, at, f"{one:.3f}", f"{other:.3f}") for at, one, other in found]
     if not series:
         return None
     title = "Acceptance by position"
-    about = "How often the first, second, ... proposed token of a cycle was right, over all runs."
+    about = (
+        "How often the first, second, ... proposed token of a cycle was right, over all runs: where all before it "
+        "were, and of all cycles."
+    )
     svg = lines(title, about, series, across="position after the anchor", up="share accepted", most=1.0)
-    return _plot(title, about, svg, ("source", "position", "if those before stood", "of all cycles"), rows)
+    return _plot(title, about, svg, ("source", "position", "where reached", "of all cycles"), rows)
 
 
 def _widths(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -121,12 +125,7 @@ def _widths(runs: Sequence[Run]) -> list[dict[str, Any]]:
         ]
         if not any(along):
             continue
-        depth = max(map(len, along))
-        bins = [[curve[index] for curve in along if index < len(curve)] for index in range(depth)]
-        rows = [
-            (round(_mean(found, "token")), _mean(found, "width"), _mean(found, "tokens_per_cycle"))
-            for found in bins
-        ]
+        rows = pooled_along(along)
         title = f"Width over time: {kind}"
         about = f"Tokens verified and gained per pass along answers of up to {longest} tokens, means of {len(along)}."
         series = [
@@ -139,6 +138,19 @@ def _widths(runs: Sequence[Run]) -> list[dict[str, Any]]:
         shown = [(at, f"{width:.2f}", f"{gained:.2f}") for at, width, gained in rows]
         plots.append(_plot(title, about, svg, ("token", "width", "tokens per cycle"), shown))
     return plots
+
+
+def pooled_along(curves: Sequence[Sequence[dict[str, float]]]) -> list[tuple[float, float, float]]:
+    """Curves along answers as one: (token, mean width, mean tokens per cycle), in stretches as fine as the coarsest."""
+    stretch = max(1.0, max(curve[-1]["token"] for curve in curves if curve) / (_POINTS - 1))
+    bins: dict[int, list[dict[str, float]]] = {}
+    for curve in curves:
+        for point in curve:
+            bins.setdefault(int(point["token"] / stretch), []).append(point)
+    return [
+        (round(_mean(found, "token")), _mean(found, "width"), _mean(found, "tokens_per_cycle"))
+        for _, found in sorted(bins.items())
+    ]
 
 
 def _mean(found: Sequence[dict[str, float]], name: str) -> float:

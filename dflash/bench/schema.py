@@ -117,6 +117,7 @@ _REPLAY = object_of(
         "accepted_lengths": _COUNTS,
         "draft_cost": TEXT,
         "plain_tokens_per_s": _CENTRE,
+        "ratio_to_plain": _CENTRE,
         "agreement": SHARE,
         "note": TEXT,
     }

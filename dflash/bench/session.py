@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -186,7 +187,7 @@ def _result(
     waited_s = (settings.replay_draft_ms or 0.0) / 1000
     efficiency = None if status else cycle_efficiency(bench.target.adapter, bench.draft, found, waited_s)
     return {
-        "replay": _replay(bench, settings),
+        "replay": _replay(bench, settings, found),
         "complete": status == 0,
         "summary": figures.summary(runs, where["dtype"]),
         "model": bench.model,
@@ -203,7 +204,7 @@ def _result(
     }
 
 
-def _replay(bench: Bench, settings: BenchSettings) -> dict[str, Any] | None:
+def _replay(bench: Bench, settings: BenchSettings, found: list[Race]) -> dict[str, Any] | None:
     """What makes this a replay and no measurement of answers; None where it is one."""
     if bench.replay is None:
         return None
@@ -214,12 +215,18 @@ def _replay(bench: Bench, settings: BenchSettings) -> dict[str, Any] | None:
     return {
         "accepted_lengths": [int(word) for word in settings.replay.split(",")],
         "draft_cost": cost,
-        "plain_tokens_per_s": numbers.centre(bench.replay.plain_tokens_per_s),
+        "plain_tokens_per_s": numbers.centre([bench.replay.plain(race.task).tokens_per_s for race in found]),
+        "ratio_to_plain": numbers.centre([_over_plain(bench.replay, race) for race in found]),
         "agreement": round(sum(bench.replay.agreements) / len(bench.replay.agreements), 4),
         "note": (
             "replayed proposals with a given acceptance: this measures the engine's cost, not the speed of answers"
         ),
     }
+
+
+def _over_plain(replay: Replay, race: Race) -> float:
+    """The replay's speed over that of this engine's own plain decoding, which was timed once."""
+    return statistics.median(one.tokens_per_s for one in race.dflash) / replay.plain(race.task).tokens_per_s
 
 
 def curve_ms(curve: CostCurve) -> dict[str, dict[str, float]]:
