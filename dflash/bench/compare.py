@@ -16,7 +16,7 @@ _MOMENTARY = {
     "load_average",
     "load_average_after",
 }  # never the same: a load is compared by its size
-_BUSY = 0.25  # of the cores: more load than that slows what is measured
+_BUSY = 0.25  # of the cores: a difference in load that slows one of the two
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -92,15 +92,14 @@ def _grouped(pairs: Pairs, name: str) -> dict[str, dict[str, float]]:
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What besides the speeds differs: what ran, how, and where. Loads count when one machine was busy."""
+    """What besides the speeds differs: what ran, how, and where. Loads count when one machine was busier."""
     for name in ("model", "draft", "baseline", "replay"):
         yield from _difference(name, a[name], b[name])
     for part in ("settings", "environment"):
         for name in sorted((a[part].keys() | b[part].keys()) - _MOMENTARY):
             yield from _difference(f"{part}.{name}", a[part].get(name), b[part].get(name))
     busy = [result["environment"].get("load_average") or 0.0 for result in (a, b)]
-    limits = [_BUSY * (result["environment"].get("cores") or 1) for result in (a, b)]
-    if any(load > limit for load, limit in zip(busy, limits, strict=True)):
+    if abs(busy[0] - busy[1]) > _BUSY * (a["environment"].get("cores") or 1):
         yield {"what": "environment.load_average", "a": busy[0], "b": busy[1]}
 
 
