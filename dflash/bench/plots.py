@@ -38,7 +38,7 @@ class Series:
 
 def ticks(most: float, wanted: int = 5) -> list[float]:
     """Round numbers from 0 to at least `most`, about `wanted` of them."""
-    if most <= 0:
+    if most < 1e-9:
         return [0.0, 1.0]
     rough = most / wanted
     power = 10.0 ** math.floor(math.log10(rough))

@@ -1,5 +1,6 @@
 """The report: what stands in it, that it is well formed, and that a real browser shows it without asking anyone."""
 
+import itertools
 import re
 import shutil
 import struct
@@ -130,7 +131,7 @@ def test_ticks_are_few_evenly_spaced_and_reach_the_top(most, wanted):
     found = plots.ticks(most, wanted)
     assert found[0] == 0 and found[-1] >= most * (1 - 1e-6) and found[-2] < most
     assert len(found) <= 2 * wanted + 2
-    steps = [b - a for a, b in zip(found[:-1], found[1:], strict=True)]
+    steps = [b - a for a, b in itertools.pairwise(found)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-4)
 
 
