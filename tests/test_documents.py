@@ -28,18 +28,18 @@ def test_the_skill_text_is_short_and_its_description_within_limits():
 
 def test_every_script_that_the_documents_name_exists():
     named = set(re.findall(r"scripts/\w+\.py", README + SKILL))
-    assert {"scripts/generate.py", "scripts/resolve_draft.py"} <= named
+    assert {"scripts/generate.py", "scripts/resolve_draft.py", "scripts/benchmark.py"} <= named
     assert all((script.ROOT / name).is_file() for name in named)
 
 
 def test_every_flag_that_the_documents_use_is_one_of_the_scripts():
     known = ""
-    for name in ("generate", "resolve_draft"):
+    for name in ("generate", "resolve_draft", "benchmark"):
         call = [sys.executable, str(script.ROOT / "scripts" / f"{name}.py"), "--help"]
         known += subprocess.run(call, capture_output=True, text=True, check=True).stdout.replace(
             "[no-]", "no-"
         )
-    for command in re.findall(r"(?:generate|resolve_draft)\.py.*", README + SKILL):
+    for command in re.findall(r"(?:generate|resolve_draft|benchmark)\.py.*", README + SKILL):
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", command):
             assert flag in known or flag.replace("--no-", "--") in known, f"{flag} in {command}"
 
@@ -70,7 +70,9 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_engine_its_templates_and_the_bundled_draft(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "dflash/templates/SKILL.md.j2" in names
+    assert "dflash/templates/report.html.j2" in names
     assert "dflash/models/registry.toml" in names
+    assert "dflash/bench/prompts.toml" in names
     assert "dflash/data/smollm2-135m-dflash/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
 

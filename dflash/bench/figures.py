@@ -61,6 +61,7 @@ def speculation(timed: Timed) -> dict[str, Any]:
         "acceptance_rate": numbers.share(made.accepted, len(timed.tokens)),
         "drafted_tokens": made.drafted,
         "accepted_tokens": made.accepted,
+        "near_ties": sum(cycle.near_ties for cycle in timed.cycles),
         "width_histogram": numbers.widths(timed.cycles),
         "by_position": {source: numbers.by_position(timed.cycles, source) for source in ("dflash", "lookup")},
         "along": numbers.along(timed.cycles),
@@ -83,8 +84,8 @@ def _first_difference(race: Race, margin: Margin) -> dict[str, Any] | None:
     }
 
 
-def summary(runs: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
-    """Figures over all runs, of which there is at least one."""
+def summary(runs: Sequence[dict[str, Any]], dtype: str, tie_margin: float = 0.0) -> dict[str, Any]:
+    """Figures over all runs, of which there is at least one; `dtype` and `tie_margin` as for `agreement`."""
     ratios = [run["ratio"]["median"] for run in runs]
     return {
         **_group(runs),
@@ -93,7 +94,7 @@ def summary(runs: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
         "by_length": {
             str(length): _group(found) for length, found in sorted(_grouped(runs, "length").items())
         },
-        "tokens": agreement(runs, dtype),
+        "tokens": agreement(runs, dtype, tie_margin),
     }
 
 
@@ -113,12 +114,13 @@ def _grouped(runs: Sequence[dict[str, Any]], name: str) -> dict[Any, list[dict[s
     return groups
 
 
-def agreement(runs: Sequence[dict[str, Any]], dtype: str) -> dict[str, Any]:
+def agreement(runs: Sequence[dict[str, Any]], dtype: str, tie_margin: float = 0.0) -> dict[str, Any]:
     """Whether both gave the same tokens. "near_ties": they parted only where rounding to `dtype` may decide.
 
-    In fp32 nothing may part: any difference is "differs".
+    That is where the baseline's two likeliest tokens are nearer than the dtype's own error, or than `tie_margin`, the
+    measured one of this target (`decoding.costs.tie_margin`). In fp32 nothing may part: any difference is "differs".
     """
-    bound = _NEAR_TIE.get(dtype, 0.0)
+    bound = max(_NEAR_TIE.get(dtype, 0.0), tie_margin) if dtype != "float32" else 0.0
     margins = [found["margin"] for run in runs if (found := run["first_difference"])]
     far = [margin for margin in margins if margin >= bound]
     return {

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..config import DEFAULT_PREFILL_CHUNK
-from ..decoding.acceptance import Place
+from ..decoding.acceptance import Choices, Place, best
+from ..decoding.costs import tie_margin
 from ..decoding.loop import decode
 from ..decoding.state import DecodeState
 from ..decoding.width import FixedWidth
@@ -91,11 +92,13 @@ class _ReplayRound:
     place: Place
     weigh = staticmethod(as_scored)
 
-    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> mx.array:
-        own = mx.argmax(logits, axis=-1).astype(mx.int32)  # (1, W)
-        self.script.seen.append((self.place.start, own))
+    def choices(self, logits: mx.array, block: mx.array, proposal: Proposal | None = None) -> Choices:
+        own = best(logits)
+        tokens = own.tokens.astype(mx.int32)  # (1, W)
+        self.script.seen.append((self.place.start, tokens))
         told = mx.array([self.script.after(self.place.start, self.place.width)])
-        return told + mx.minimum(own, 0)  # adds nothing, but cannot be known before the pass is done
+        # The minimum adds nothing, but cannot be known before the pass is done.
+        return Choices(told + mx.minimum(tokens, 0), own.margins)
 
 
 class ReplayDraft:
@@ -178,6 +181,7 @@ class Replay:
         self._draft = (pattern, width, draft, draft_s)
         self._width = width
         self._chunk = prefill_chunk
+        self.tie_margin = tie_margin(target)  # ties are counted, as in any answer
         self._answers: dict[tuple[str, int], Timed] = {}
         self.agreements: list[float] = []
 
@@ -210,5 +214,6 @@ class Replay:
             drafter=drafter,
             prompt=task.ids,
             budget=task.length,
+            tie_margin=self.tie_margin if drafter is not None else 0.0,
             end_tokens=frozenset(),  # a replay is no answer: it has the length that was asked for
         )

@@ -180,7 +180,12 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("Model", result["model"]),
         ("Draft", result["draft"] or "none"),
         ("Baseline", result["baseline"]),
-        ("Mode", settings["mode"] + ("" if settings["lookup"] else ", without copies")),
+        (
+            "Mode",
+            settings["mode"]
+            + ("" if settings["lookup"] else ", without copies")
+            + (", exact" if settings["exact"] else ""),
+        ),
         ("Width", str(width)),
         ("Lengths", ", ".join(map(str, settings["lengths"]))),
         ("Repeats", f"{settings['repeats']}, in turn, {settings['cooldown_s']:g} s of rest between"),

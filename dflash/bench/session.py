@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ class Bench:
         todo, left_out: what to answer, and what no context holds.
         replay: the contender `dflash` when it replays.
         curve: costs that the width follows, None where it is fixed.
+        tie_margin: logits that a pass's width may change.
     """
 
     model: str
@@ -62,7 +63,7 @@ class Bench:
     dflash: Contender
     replay: Replay | None = None
     curve: CostCurve | None = None
-    notices: list[Any] = field(default_factory=list)
+    tie_margin: float = 0.0
 
 
 def on_pair(
@@ -80,6 +81,7 @@ def on_pair(
         mode=settings.mode,
         lookup=settings.lookup,
         max_ctx=settings.max_ctx,
+        exact=settings.exact,
         **places,
     )
     runtime = DFlashRuntime.from_pretrained(model, draft, config, progress=progress)
@@ -89,9 +91,18 @@ def on_pair(
         return _replaying(settings, *common, runtime.draft, todo, left_out)
     baseline = Stock(runtime.target, eos=settings.eos)
     dflash = Engine(runtime, eos=settings.eos)
-    adapts = runtime.draft is not None and runtime.block_size > 1 and settings.block_size is None
-    curve = runtime.curve if adapts else None
-    return Bench(*common, runtime.draft, todo, left_out, baseline, dflash, curve=curve)
+    adapts = runtime.block_size > 1 and settings.block_size is None
+    curve = runtime.measured.curve if adapts else None
+    return Bench(
+        *common,
+        runtime.draft,
+        todo,
+        left_out,
+        baseline,
+        dflash,
+        curve=curve,
+        tie_margin=runtime.measured.tie_margin,
+    )
 
 
 def on_shape(settings: BenchSettings) -> Bench:
@@ -130,7 +141,18 @@ def _replaying(
     waited_s = (settings.replay_draft_ms or 0.0) / 1000
     replay = Replay(target.adapter, paid, parse(settings.replay, width), width, waited_s)
     baseline = StockSteps(target.model)
-    return Bench(model, draft_name, target, paid, todo, left_out, baseline, replay, replay=replay)
+    return Bench(
+        model,
+        draft_name,
+        target,
+        paid,
+        todo,
+        left_out,
+        baseline,
+        replay,
+        replay,
+        tie_margin=replay.tie_margin,
+    )
 
 
 def measure(bench: Bench, settings: BenchSettings, tell: Tell) -> tuple[dict[str, Any], int]:
@@ -189,7 +211,7 @@ def _result(
     return {
         "replay": _replay(bench, settings, found),
         "complete": status == 0,
-        "summary": figures.summary(runs, where["dtype"]),
+        "summary": figures.summary(runs, where["dtype"], bench.tie_margin),
         "model": bench.model,
         "draft": bench.draft_name,
         "baseline": bench.baseline.name,

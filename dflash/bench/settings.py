@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..config import at_least, between
+from ..config import at_least, between, one_of
 from ..errors import BadValue, UsageError
 
 # Two prompts of each kind, three times, 128 tokens: minutes on two cores, seconds on a GPU. The long answers
@@ -14,6 +14,8 @@ DEFAULT_LENGTHS = "128"
 DEFAULT_PER_KIND = 2
 DEFAULT_REPEATS = 3
 DEFAULT_CONTEXTS = "512"
+# Those of `verify_cost` that `shapes` has a draft for.
+SHAPES = ("qwen3-8b", "qwen3.5-9b", "qwen3.5-tiny")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class BenchSettings:
         mode: "dflash" or "lookup", against plain decoding.
         block_size: a fixed width; None follows measured cost.
         lookup: whether mode "dflash" also copies earlier text.
+        exact: run near-ties again as plain decoding does.
         lengths: most tokens of an answer, one run for each.
         repeats: of each run; medians and spreads are over them.
         cooldown_s: rest before every answer.
@@ -37,6 +40,7 @@ class BenchSettings:
     mode: Literal["dflash", "lookup"] = "dflash"
     block_size: int | None = None
     lookup: bool = True
+    exact: bool = False
     lengths: tuple[int, ...] = (128,)
     repeats: int = DEFAULT_REPEATS
     cooldown_s: float = 0.0
@@ -55,11 +59,15 @@ class BenchSettings:
             raise BadValue(
                 f"an answer of {min(self.lengths)} tokens has no decode speed", "ask for at least 2"
             )
+        if self.shape is not None:
+            one_of("shape", self.shape, SHAPES)
         if self.replay is None and (self.shape is not None or self.replay_draft_ms is not None):
             raise UsageError(
                 "--shape and --replay-draft-ms belong to --replay",
                 "add --replay 6: six tokens accepted per cycle",
             )
+        if self.replay is not None and self.exact:
+            raise UsageError("--replay has its tokens given, so it has no use for --exact")
         if self.replay is not None and self.mode != "dflash":
             raise UsageError("--replay replaces a draft's proposals, so it has no use in --mode lookup")
 

@@ -34,6 +34,7 @@ def benchmark(
     mode: Literal["dflash", "lookup"] = "dflash",
     block_size: int | None = None,
     lookup: bool = True,
+    exact: bool = False,
     kinds: str | None = None,
     per_kind: int = DEFAULT_PER_KIND,
     prompts: Path | None = None,
@@ -45,7 +46,7 @@ def benchmark(
     report: Path | None = None,
     replay: str | None = None,
     replay_draft_ms: float | None = None,
-    shape: Literal["qwen3-8b", "qwen3.5-9b", "qwen3.5-tiny"] | None = None,
+    shape: str | None = None,
     contexts: str = DEFAULT_CONTEXTS,
     compare: list[Path] = (),
     curve: bool = False,
@@ -66,6 +67,7 @@ def benchmark(
       mode: lookup copies earlier text and needs no draft
       block_size: tokens checked per cycle; without it the width follows measured cost
       lookup: --no-lookup leaves all proposals to the draft
+      exact: run near-ties of low precision again, as plain decoding does
       kinds: of text, as code,math; all are chat,code,math,edit,tools
       per_kind: most prompts of each kind
       prompts: a JSON list of {prompt, kind} in place of the package's own
@@ -75,9 +77,9 @@ def benchmark(
       cooldown_s: rest before every answer
       max_ctx: most tokens, prompt and answer together
       report: write an HTML page with plots to this file
-      replay: accepted lengths, as 6 or 8,2,5, with the target's own tokens as proposals
+      replay: propose the target's own tokens, accepted as 6 or 8,2,5 say
       replay_draft_ms: what a replayed proposal costs, in place of a draft's pass
-      shape: replay on a model of this geometry with random weights
+      shape: replay on random weights; qwen3-8b, qwen3.5-9b or qwen3.5-tiny
       contexts: prompt lengths for --shape
       compare: two results written by --output
       curve: show what passes cost here, as kept from earlier runs

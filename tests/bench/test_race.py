@@ -54,8 +54,6 @@ def test_an_engines_cycles_and_gaps_cover_its_answer(runtime):
     timed = Engine(runtime, eos=False)(told("Hello", 30, runtime))
     assert sum(len(cycle.tokens) for cycle in timed.cycles) == 29
     assert len(timed.gaps_s) == len(timed.cycles) and sum(timed.gaps_s) == pytest.approx(timed.decode_s)
-    for cycle, gap in zip(timed.cycles, timed.gaps_s, strict=True):
-        assert cycle.width == 1 or gap >= cycle.seconds
 
 
 def timed(tokens, seconds=1.0):
@@ -156,6 +154,12 @@ def test_rounding_excuses_near_ties_in_low_precision_only(margins, dtype, verdic
     found = figures.agreement(runs, dtype)
     assert found["verdict"] == verdict
     assert found["equal_runs"] + found["different_runs"] == len(margins)
+
+
+def test_the_measured_error_of_a_target_excuses_too_but_not_in_fp32():
+    runs = [{"first_difference": {"margin": 0.7}}]
+    assert figures.agreement(runs, "bfloat16", tie_margin=0.8)["verdict"] == "near_ties"
+    assert figures.agreement(runs, "float32", tie_margin=0.8)["verdict"] == "differs"
 
 
 def test_a_summary_groups_by_kind_and_length():

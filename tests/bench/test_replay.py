@@ -83,7 +83,8 @@ def test_a_real_drafts_passes_are_made_and_its_tokens_put_aside():
 def test_a_proposal_takes_the_time_that_was_asked_for():
     _, adapter = tiny.target("llama")
     timed = Replay(adapter, None, (4,), 8, draft_s=0.02)(Task("p", "chat", PROMPT, 20))
-    assert all(cycle.seconds >= 0.02 for cycle in timed.cycles if cycle.width > 1)
+    proposals = sum(cycle.width > 1 for cycle in timed.cycles)
+    assert proposals >= 4 and timed.decode_s >= 0.02 * proposals
 
 
 @pytest.mark.parametrize("pattern", ["", "six", "0", "9", "3,,2", "-1", "2.5", "²"])
