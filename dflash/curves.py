@@ -8,6 +8,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,15 @@ def machine() -> dict[str, Any]:
 class Measurements:
     """What is measured of a pair on this machine: when first asked for, then kept in `file` if there is one."""
 
-    def __init__(self, target: TargetAdapter, draft: Draft | None, widest: int, file: Path | None = None):
-        self._target, self._draft, self._widest, self._file = target, draft, widest, file
+    def __init__(
+        self,
+        target: TargetAdapter,
+        draft: Draft | None,
+        widest: int,
+        file: Path | None = None,
+        pair: str = "",
+    ):
+        self._target, self._draft, self._widest, self._file, self._pair = target, draft, widest, file, pair
         self._curve: CostCurve | None = None
         self._tie_margin: float | None = None
 
@@ -43,7 +51,7 @@ class Measurements:
     def curve(self) -> CostCurve:
         """What passes cost here; to measure that takes seconds, once."""
         if self._known() is None:
-            self._curve = measure(self._target, self._draft, self._widest)
+            self._curve = replace(measure(self._target, self._draft, self._widest), pair=self._pair)
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a cache that cannot be written costs a measurement a run
                     self._curve.save(self._file)

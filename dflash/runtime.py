@@ -72,7 +72,8 @@ class DFlashRuntime:
         self.block_size = self._copy_width if copying else drafted
         self.notices = notices
         widest = max(self.block_size, self._copy_width)
-        self.measured = curves.Measurements(target.adapter, self.draft, widest, curve_file)
+        pair = f"{model} with {self.draft_name}" if self.draft_name else model
+        self.measured = curves.Measurements(target.adapter, self.draft, widest, curve_file, pair)
 
     @classmethod
     def from_pretrained(

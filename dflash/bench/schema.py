@@ -135,7 +135,7 @@ _EFFICIENCY = object_of(
         "ratio": NUMBER,
     }
 )
-_CURVE = {"verify_ms": _map_of(NUMBER), "draft_ms": _map_of(NUMBER)}
+_CURVE = {"verify_ms": _map_of(NUMBER), "draft_ms": _map_of(NUMBER), "tie_margin": NUMBER}
 _BENCHMARK = object_of(
     {
         "replay": nullable(_REPLAY),
@@ -173,7 +173,7 @@ _COMPARISON = object_of(
 _CURVES = object_of(
     {
         "folder": TEXT,
-        "curves": _list_of(object_of({"file": TEXT, "time_utc": TEXT, **_CURVE})),
+        "curves": _list_of(object_of({"pair": TEXT, "file": TEXT, "time_utc": TEXT, **_CURVE})),
         "removed": COUNT,
     }
 )

@@ -251,9 +251,10 @@ def _over_plain(replay: Replay, race: Race) -> float:
     return statistics.median(one.tokens_per_s for one in race.dflash) / replay.plain(race.task).tokens_per_s
 
 
-def curve_ms(curve: CostCurve) -> dict[str, dict[str, float]]:
-    """Milliseconds of a verify pass by width, and of a draft pass by proposals."""
+def curve_ms(curve: CostCurve) -> dict[str, Any]:
+    """Milliseconds of a verify pass by width, and of a draft pass by proposals; the tie margin in logits."""
     return {
         "verify_ms": {str(width): round(seconds * 1000, 3) for width, seconds in curve.verify_s},
         "draft_ms": {str(count): round(seconds * 1000, 3) for count, seconds in curve.draft_s},
+        "tie_margin": round(curve.tie_margin, 6),
     }

@@ -168,9 +168,9 @@ def _curves(cache_dir: Path | None) -> Outcome:
     found = []
     for file, curve in curves.saved(cache_root(cache_dir)):
         written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
-        found.append({"file": file.name, "time_utc": written, **curve_ms(curve)})
+        found.append({"pair": curve.pair, "file": file.name, "time_utc": written, **curve_ms(curve)})
     lines = [
-        f"{one['file']}  {one['time_utc']}\n  verify ms by width: {_pairs(one['verify_ms'])}\n"
+        f"{one['pair']}  {one['file']}  {one['time_utc']}\n  verify ms by width: {_pairs(one['verify_ms'])}\n"
         f"  draft ms by proposals: {_pairs(one['draft_ms'])}\n"
         for one in found
     ]

@@ -29,11 +29,13 @@ class CostCurve:
         verify_s: (width, seconds), widths rising from 1.
         draft_s: (proposals, seconds), rising; empty without a draft.
         tie_margin: logits; see `tie_margin`.
+        pair: what was measured, for people.
     """
 
     verify_s: tuple[tuple[int, float], ...]
     draft_s: tuple[tuple[int, float], ...]
     tie_margin: float = 0.0
+    pair: str = ""
 
     @property
     def plain_s(self) -> float:
@@ -57,7 +59,7 @@ class CostCurve:
         try:
             saved = json.loads(file.read_text())
             points = (tuple((int(n), float(s)) for n, s in saved[name]) for name in ("verify_s", "draft_s"))
-            curve = cls(*points, float(saved["tie_margin"]))
+            curve = cls(*points, float(saved["tie_margin"]), str(saved.get("pair", "")))
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return curve if curve._is_sound() else None

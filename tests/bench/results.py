@@ -56,7 +56,7 @@ def result(seconds: float = 0.5, lengths: tuple[int, ...] = (16, 64), **changes:
         "runs": runs,
         "left_out": [],
         "cycle_efficiency": None,
-        "curve": {"verify_ms": {"1": 1.0, "8": 2.5}, "draft_ms": {"7": 0.5}},
+        "curve": {"verify_ms": {"1": 1.0, "8": 2.5}, "draft_ms": {"7": 0.5}, "tie_margin": 0.0},
         "environment": ENVIRONMENT,
         "measured_s": 3.5,
         "report": None,

@@ -82,6 +82,7 @@ def test_the_costs_that_the_width_followed_are_shown_and_cleared(measured, here)
     where = here[-2:]
     _, shown, _ = script.run("benchmark", "--curve", *where)
     (curve,) = shown["result"]["curves"]
+    assert curve["pair"] == f"{here[1]} with {here[3]}" and curve["tie_margin"] < 0.01
     assert curve["verify_ms"] == measured[1]["result"]["curve"]["verify_ms"] and "8" in curve["verify_ms"]
     _, cleared, _ = script.run("benchmark", "--clear-curves", *where)
     assert cleared["result"]["removed"] == 1

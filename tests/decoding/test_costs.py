@@ -10,7 +10,7 @@ from dflash import curves
 from dflash.decoding.costs import CostCurve, measure, tie_margin
 from dflash.drafts.base import Proposal, as_scored
 
-CURVE = CostCurve(((1, 1.0), (4, 1.6), (8, 2.0)), ((1, 0.2), (7, 0.8)), 0.25)
+CURVE = CostCurve(((1, 1.0), (4, 1.6), (8, 2.0)), ((1, 0.2), (7, 0.8)), 0.25, "a with b")
 
 
 def test_between_measured_widths_lie_straight_lines():
