@@ -194,7 +194,11 @@ def test_a_real_browser_shows_the_page_and_has_nothing_to_say(page, tmp_path):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_the_browser_would_tell_of_a_request(page, tmp_path):
-    asking = page.replace("</main>", '<img src="http://127.0.0.1:9/a.png" alt=""></main>')
+    asked = "http://127.0.0.1:9/"
+    asking = page.replace(
+        "</main>", f'<img src="{asked}a.png" alt=""><script src="{asked}b.js"></script></main>'
+    )
     (tmp_path / "report.html").write_text(asking, encoding="utf-8")
     _, console = shown(tmp_path / "report.html", tmp_path)
-    assert any("Content Security Policy" in line for line in console)
+    for name in ("a.png", "b.js"):
+        assert any("Content Security Policy" in line and name in line for line in console), name
