@@ -38,3 +38,19 @@ def test_nothing_at_all_is_still_a_result():
 def test_notices_are_kept_in_order():
     result = folded(Notice("a", "x"), Notice("b", "y"))
     assert [notice.code for notice in result.notices] == ["a", "b"]
+
+
+def test_a_draft_that_rested_most_of_the_time_is_said():
+    drafted = [Cycle((6, 7), 3, 1, 4, 0.1)] * 10
+    plain = [Cycle((6,), 0, 0, 1, 0.1)] * 20
+    (notice,) = folded(Prefilled(1, 5, 0.5), *drafted, *plain).notices
+    assert notice.code == "draft_rested" and "20 of 30" in notice.message
+    assert folded(Prefilled(1, 5, 0.5), *drafted * 2, *plain[:9]).notices == ()
+    limit = Notice("draft_context_limit", "x")
+    assert folded(Prefilled(1, 5, 0.5), *drafted, limit, *plain).notices == (limit,)
+    assert folded(Prefilled(1, 5, 0.5), *plain * 2).notices == (), "without a draft nothing rests"
+
+
+def test_near_ties_add_up():
+    cycle = Cycle((6, 7), 3, 1, 4, 0.1, near_ties=2)
+    assert folded(Prefilled(1, 5, 0.5), cycle, cycle).near_ties == 4

@@ -257,8 +257,7 @@ def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_
     assert first.block_size == 8
     answer = first.generate(QUESTION, max_tokens=90, ignore_eos=True)
     assert answer.tokens == baseline.generate(QUESTION, max_tokens=90, ignore_eos=True).tokens
-    assert answer.width_histogram[1] > 45, "a random draft does not pay"
-    assert "draft_rested" in [notice.code for notice in answer.notices]
+    assert set(answer.width_histogram) != {8}, "a random draft does not earn its whole block"
     (saved,) = tmp_path.glob("curves/*.json")
 
     def never(*_):
