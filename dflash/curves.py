@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,10 @@ def machine() -> dict[str, Any]:
 
 
 class Measurements:
-    """What is measured of a pair on this machine: when first asked for, then kept in `file` if there is one."""
+    """What is measured of a pair on this machine: when first asked for, then kept in `file` if there is one.
+
+    `tell` hears of it before it takes its seconds.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Measurements:
         pair: str = "",
     ):
         self._target, self._draft, self._widest, self._file, self._pair = target, draft, widest, file, pair
+        self.tell: Callable[[str], None] = lambda message: None
         self._curve: CostCurve | None = None
         self._tie_margin: float | None = None
 
@@ -51,6 +55,7 @@ class Measurements:
     def curve(self) -> CostCurve:
         """What passes cost here; to measure that takes seconds, once."""
         if self._known() is None:
+            self.tell("measuring what passes of this pair cost here; once, then it is kept")
             self._curve = replace(measure(self._target, self._draft, self._widest), pair=self._pair)
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a cache that cannot be written costs a measurement a run

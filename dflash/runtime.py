@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from .models.draft_bits import check_place, running_bits
 from .models.fitting import fit
 from .models.loading import LoadedTarget, load_draft, load_target
 from .models.registry import lookup
-from .models.store import cache_root
+from .models.store import cache_root, say
 from .result import GenerationResult, ResultFold
 from .text.detokenize import TextStream
 from .text.template import Message, chat_ids, text_ids
@@ -120,7 +121,9 @@ class DFlashRuntime:
         names = {"model": source.name, "draft_name": found and found.name, "draft_reason": how.draft_reason}
         notices = tuple(notice for notice in (how.notice, _blas_notice(), plainly) if notice)
         file = curves.file_for(cache_root(config.cache_dir), _identity(target, loaded, names))
-        return cls(target, loaded, config, **names, notices=notices, curve_file=file)
+        runtime = cls(target, loaded, config, **names, notices=notices, curve_file=file)
+        runtime.measured.tell = partial(say, progress)
+        return runtime
 
     @property
     def draft_bits(self) -> int | None:

@@ -251,11 +251,12 @@ def test_a_width_beyond_the_trained_block_is_refused(folders):
         DFlashRuntime.from_pretrained(*map(str, folders), DFlashConfig(draft_block_size=9))
 
 
-def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_path, monkeypatch):
+def test_the_width_follows_a_curve_that_is_measured_once(folders, baseline, tmp_path, monkeypatch, capsys):
     config = DFlashConfig(cache_dir=tmp_path, lookup=False)
-    first = DFlashRuntime.from_pretrained(*map(str, folders), config)
+    first = DFlashRuntime.from_pretrained(*map(str, folders), config, progress=True)
     assert first.block_size == 8
     answer = first.generate(QUESTION, max_tokens=90, ignore_eos=True)
+    assert capsys.readouterr().err.count("measuring") == 1
     assert answer.tokens == baseline.generate(QUESTION, max_tokens=90, ignore_eos=True).tokens
     assert set(answer.width_histogram) != {8}, "a random draft does not earn its whole block"
     (saved,) = tmp_path.glob("curves/*.json")
